@@ -1,7 +1,7 @@
 """Arguments of public classes and functions: each is checked by its type, before anything else.
 
-A value that means the same is read as what it means: a number of NumPy, or a tensor without
-dimensions, is that number; a list, or an array of one dimension, is a tuple; `"zero-out"` is its
+Values with the same meaning are converted: a number of NumPy, or a tensor without dimensions, to
+that number; a list, or an array of one dimension, to a tuple; `"zero-out"` to its
 `NeighboringRelation`.
 
     >>> require_known(["samplig_rate"], ["rounds", "sampling_rate"], of="with_budget")
@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from fl_dp.option_errors import ArgumentError
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _UNIONS = (types.UnionType, typing.Union)  # of `X | Y`, and of `Optional[X]`
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class Arguments:
-    """A frozen dataclass of arguments: unknown names are refused, and values of a wrong type.
+    """A frozen dataclass of arguments: unknown names and values of a wrong type are refused.
 
     A subclass with a `__post_init__` of its own calls this one first.
     """
@@ -45,30 +45,30 @@ class Arguments:
         """Refuse a name that the class does not have.
 
         Raises:
-            ArgumentError: With the nearest right name.
+            ArgumentError: The text has the nearest right name.
         """
         kind: type = cls
         require_known(named, keywords_of(kind), of=kind.__name__)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Read each field by its type.
+        """Convert each field by its type.
 
         Raises:
-            ArgumentError: If a field has a value of the wrong type.
+            ArgumentError: A field has a value of the wrong type.
         """
         read_fields(self)
 
 
 def read_fields(instance: object, *, but: Collection[str] = ()) -> None:
-    """Replace the fields of a frozen dataclass by what they mean, as their types say.
+    """Convert the fields of a frozen dataclass by their types.
 
     Args:
         instance: The dataclass, in its `__post_init__`.
         but: Fields that are checked elsewhere.
 
     Raises:
-        ArgumentError: If a field has a value of the wrong type.
+        ArgumentError: A field has a value of the wrong type.
     """
     fields = {name: value for name, value in vars(instance).items() if name not in but}
     kind: type = type(instance)
@@ -77,21 +77,21 @@ def read_fields(instance: object, *, but: Collection[str] = ()) -> None:
             object.__setattr__(instance, name, value)
 
 
-def read_arguments(given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as what they mean.
+def read_arguments(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments converted by their types.
 
     Args:
-        given: Values by name.
-        hints: Types by name, as `typing.get_type_hints` returns them. A name without one, or with
-            a type that can't be checked at run time, passes.
+        arguments: Values by name.
+        hints: Types by name, as `typing.get_type_hints` returns them. A name without a type, or
+            with a type that can't be checked at run time, passes.
 
     Raises:
-        ArgumentError: With the name, the value, and what to write.
+        ArgumentError: The text has the name, the value, and what to write.
     """
-    read = dict(given)
-    for name, value in given.items():
+    read = dict(arguments)
+    for name, value in arguments.items():
         hint = hints.get(name, Any)
-        read[name] = _meant(value, hint)
+        read[name] = _converted(value, hint)
         if not fits(read[name], hint):
             raise ArgumentError(f"{name} must be {_words(hint)}, got {_shown(value)}")
     return read
@@ -99,22 +99,22 @@ def read_arguments(given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[s
 
 def with_read_arguments(
     *but: str,
-) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
-    """Let a function have its arguments as what they mean; see `read_arguments`.
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Return a decorator that converts a function's arguments; see `read_arguments`.
 
     Args:
-        but: Names of arguments that it checks itself.
+        but: Names of arguments that the function checks itself.
     """
 
-    def reading(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    def reading(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         names = tuple(inspect.signature(function).parameters)
 
         @wraps(function)
-        def call(*positional: _Given.args, **named: _Given.kwargs) -> _Result:
+        def call(*positional: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
             hints = {name: hint for name, hint in hints_of(function).items() if name not in but}
             first = read_arguments(dict(zip(names, positional, strict=False)), hints)
             others = read_arguments(named, hints)
-            return function(*first.values(), *positional[len(first) :], **others)  # type: ignore[arg-type]  # those given, read
+            return function(*first.values(), *positional[len(first) :], **others)  # type: ignore[arg-type]  # the same arguments, converted
 
         return call
 
@@ -142,24 +142,24 @@ def keywords_of(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def require_known(given: Iterable[str], known: Iterable[str], *, of: str) -> None:
-    """Refuse a name that is not known.
+def require_known(names: Iterable[str], allowed: Iterable[str], *, of: str) -> None:
+    """Refuse a name that is not allowed.
 
     Args:
-        given: Names as written.
-        known: All that are allowed.
-        of: What takes them, for the error.
+        names: Names as written.
+        allowed: All allowed names.
+        of: Name of the function or class, for the error.
 
     Raises:
-        ArgumentError: With the nearest right name, and all right names.
+        ArgumentError: The text has the nearest right name, and all right names.
     """
-    allowed = sorted(known)
-    for name in given:
-        if name not in allowed:
-            near = get_close_matches(name, allowed, n=1, cutoff=0.6)
+    choices = sorted(allowed)
+    for name in names:
+        if name not in choices:
+            near = get_close_matches(name, choices, n=1, cutoff=0.6)
             guess = f"did you mean '{near[0]}'? It" if near else "it"
             raise ArgumentError(
-                f"{of} has no argument '{name}': {guess} takes {', '.join(allowed)}"
+                f"{of} has no argument '{name}': {guess} takes {', '.join(choices)}"
             )
 
 
@@ -179,23 +179,29 @@ def fits(value: Any, hint: Any) -> bool:
         return False  # Python takes True for 1
     if hint is float:
         return isinstance(value, int | float)
-    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
+    if not isinstance(hint, type) or hint is Any:
+        return True
+    return isinstance(value, hint)
 
 
-def _meant(value: Any, hint: Any) -> Any:
-    """Return what a value stands for, where its type can say so; else the value."""
+def _converted(value: Any, hint: Any) -> Any:
+    """Return a value converted to a type, or the value itself where that can't be done."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:
-        readings = [(_meant(value, part), part) for part in parts]
-        return next((reading for reading, part in readings if fits(reading, part)), value)
+        # All are converted first: a conversion that raises does so whatever fits.
+        readings = [(_converted(value, part), part) for part in parts]
+        for reading, part in readings:
+            if fits(reading, part):
+                return reading
+        return value
     if origin is tuple and getattr(value, "ndim", None) == 1:
         value = value.tolist()
     if origin is tuple and isinstance(value, list | tuple):
         items = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         if len(items) == len(value):
-            return tuple(map(_meant, value, items))
+            return tuple(map(_converted, value, items))
     if hint in (int, float, bool) and getattr(value, "shape", None) == ():
-        return value.item()  # of NumPy, or a tensor without dimensions
+        return value.item()  # a scalar of NumPy, or a tensor without dimensions
     if isinstance(hint, type) and issubclass(hint, Enum) and isinstance(value, str):
         return next((member for member in hint if member.value == value), value)
     return value
@@ -217,5 +223,5 @@ def _words(hint: Any) -> str:
 def _shown(value: Any) -> str:
     kind = type(value).__name__
     if hasattr(value, "shape"):
-        return f"a {kind} of shape {tuple(value.shape)}"  # and no data
+        return f"a {kind} of shape {tuple(value.shape)}"  # no data in an error
     return f"{' '.join(repr(value).split()):.80} of type {kind}"

@@ -1,7 +1,7 @@
 """The clock by which rounds, secret coins and workers keep their deadlines.
 
-Whatever gives up after a time reads it here and waits here. A test puts a clock of its own in place
-of these functions, so that no outcome depends on how busy the machine is.
+All code that gives up after a time reads and waits here. Tests replace these functions by a clock
+of their own, so that no outcome depends on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 
 def now() -> float:
-    """Return seconds that only grow, from an arbitrary start."""
+    """Return seconds since an arbitrary start; they never decrease."""
     return time.monotonic()
 
 
@@ -21,10 +21,12 @@ def sleep(seconds: float) -> None:
 
 
 def readable(source: Connection | int, seconds: float | None) -> bool:
-    """Wait until something can be read, or its other end is closed; False after the time.
+    """Wait until `source` can be read or its other end is closed; return False after the time.
 
     Args:
         source: A connection or a file descriptor.
-        seconds: None: without limit.
+        seconds: Time to wait. None: without limit.
     """
-    return bool(wait([source], None if seconds is None else max(0.0, seconds)))
+    if seconds is not None:
+        seconds = max(0.0, seconds)
+    return bool(wait([source], seconds))

@@ -3,9 +3,9 @@
     >>> encode(CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)))
     {'kind': 'cyclic', 'groups': 4, 'inside': {'kind': 'poisson', 'sampling_rate': 0.5}}
 
-An object names its `kind` if its class has one; an enum is its value, a tuple a list. Reading goes
-by the types of the fields, so that a stranger's document makes nothing else, and each class checks
-itself. What is signed has a form of its own, letter by letter (`fl_dp/secagg/texts.py`).
+An object names its `kind` if its class has one; an enum is its value, a tuple a list. The types of
+the fields direct the reading, so that a stranger's document makes nothing else, and each class
+checks itself. Signed texts have a form of their own, letter by letter (`fl_dp/secagg/texts.py`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LEAVES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A form that a type has instead, which is `Annotated` with it.
+    """Another JSON form of a type; the type is `Annotated` with it.
 
     Attributes:
-        write: From the value to plain JSON values.
-        read: Back; it raises what `decode` does, or what `document` makes of an error.
+        write: Maps the value to plain JSON values.
+        read: Maps them back. It raises what `decode` does, or what `document` makes an error of.
     """
 
     write: Callable[[Any], Any]
@@ -50,9 +50,9 @@ def encode(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {name: encode(each) for name, each in value.items()}
+        return {name: encode(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [encode(each) for each in value]
+        return [encode(item) for item in value]
     form: type = type(value)
     if not is_dataclass(value):
         return value
@@ -69,20 +69,21 @@ def encode_text(value: object) -> str:
     return json.dumps(encode(value))
 
 
-def decode(kind: Any, written: object, what: str = "") -> Any:
+def decode(kind: Any, written: object, name: str = "") -> Any:
     """Return the value that `encode` wrote.
 
     Args:
-        kind: Its type: a class, or a union of classes that have a `kind` each.
-        written: Plain JSON values, of anybody.
-        what: It should be, for the error; by default the name of the class in words.
+        kind: The value's type: a class, or a union of classes that have a `kind` each.
+        written: Plain JSON values from anybody.
+        name: Name of the value in errors; by default the class's name in words.
 
     Raises:
-        ValueError: If it is none. The text names fields and no value; the class's own may.
+        ValueError: `written` is no such value. The text names fields and no value; the class's own
+            may.
     """
-    what = what or _words(kind)
-    with document(what):
-        return _read(kind, written, what)
+    name = name or _words(kind)
+    with document(name):
+        return _read(kind, written, name)
 
 
 def decode_text(kind: type[_T], text: str) -> _T:
@@ -97,84 +98,88 @@ def _words(kind: type) -> str:
 
 @lru_cache(maxsize=256)
 def _hints(kind: type) -> Mapping[str, Any]:
-    """Return the types of a dataclass's fields by their names."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 @lru_cache(maxsize=256)
 def _required(kind: type) -> frozenset[str]:
-    """Return the names of a dataclass's fields without a default."""
-    return frozenset(
-        each.name
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING
-    )
+    names = set()
+    for field in fields(kind):
+        if field.default is MISSING and field.default_factory is MISSING:
+            names.add(field.name)
+    return frozenset(names)
 
 
-def _read(hint: Any, written: Any, what: str) -> Any:
+def _read(hint: Any, written: Any, name: str) -> Any:
+    """Return the value of a type, `name` being its path in errors, such as `plan.cohort[2]`."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return parts[1].read(written)
     if origin is tuple:
-        _require(isinstance(written, list), written, what, "a list")
-        return tuple(_read(parts[0], each, f"{what}[{at}]") for at, each in enumerate(written))
+        _require(isinstance(written, list), written, name, "a list")
+        numbered = enumerate(written)
+        return tuple(_read(parts[0], item, f"{name}[{index}]") for index, item in numbered)
     if origin is Mapping:
-        _require(isinstance(written, dict), written, what, "an object")
-        return {name: _read(parts[1], each, f"{what}.{name:.40}") for name, each in written.items()}
+        _require(isinstance(written, dict), written, name, "an object")
+        items = written.items()
+        return {key: _read(parts[1], item, f"{name}.{key:.40}") for key, item in items}
     if origin in _UNIONS:
-        return _read_one_of(parts, written, what)
+        return _read_one_of(parts, written, name)
     if is_dataclass(hint):
-        return _read_object([hint], written, what)
+        return _read_object([hint], written, name)
     if issubclass(hint, Enum):
-        values = [each.value for each in hint]
-        _require(written in values, written, what, " or ".join(values))
+        values = [member.value for member in hint]
+        _require(written in values, written, name, " or ".join(values))
         return hint(written)
-    return _read_leaf([hint], written, what)
+    return _read_leaf([hint], written, name)
 
 
-def _read_one_of(choices: Sequence[Any], written: Any, what: str) -> Any:
+def _read_one_of(choices: Sequence[Any], written: Any, name: str) -> Any:
     if written is None and types.NoneType in choices:
         return None
-    some = [each for each in choices if each is not types.NoneType]
-    if all(map(is_dataclass, some)):
-        return _read_object(some, written, what)
-    if len(some) == 1:
-        return _read(some[0], written, what)
-    return _read_leaf(some, written, what)
+    others = [choice for choice in choices if choice is not types.NoneType]
+    if all(map(is_dataclass, others)):
+        return _read_object(others, written, name)
+    if len(others) == 1:
+        return _read(others[0], written, name)
+    return _read_leaf(others, written, name)
 
 
-def _read_leaf(choices: Sequence[type], written: Any, what: str) -> Any:
-    fits = any(type(written) in _LEAVES[each][1] for each in choices)
-    _require(fits, written, what, " or ".join(_LEAVES[each][0] for each in choices))
+def _read_leaf(choices: Sequence[type], written: Any, name: str) -> Any:
+    fits = any(type(written) in _LEAVES[choice][1] for choice in choices)
+    _require(fits, written, name, " or ".join(_LEAVES[choice][0] for choice in choices))
     return written
 
 
-def _read_object(choices: Sequence[Any], written: Any, what: str) -> Any:
-    _require(isinstance(written, dict), written, what, "an object")
-    given = dict(written)
-    kinds = {each.kind: each for each in choices if hasattr(each, "kind")}
-    choice = known_kind(kinds, given.pop("kind", None), of=what) if kinds else choices[0]
+def _read_object(choices: Sequence[Any], written: Any, name: str) -> Any:
+    _require(isinstance(written, dict), written, name, "an object")
+    entries = dict(written)
+    kinds = {choice.kind: choice for choice in choices if hasattr(choice, "kind")}
+    choice = choices[0]
+    if kinds:
+        choice = known_kind(kinds, entries.pop("kind", None), of=name)
     hints = _hints(choice)
-    if unknown := given.keys() - hints.keys():
-        raise ValueError(f"{what} has no {min(unknown):.40}: it has {', '.join(hints)}")
-    if missing := _required(choice) - given.keys():
-        raise ValueError(f"{what} needs {', '.join(sorted(missing))}")
-    return choice(
-        **{name: _read(hints[name], each, f"{what}.{name}") for name, each in given.items()}
-    )
+    if unknown := entries.keys() - hints.keys():
+        raise ValueError(f"{name} has no {min(unknown):.40}: it has {', '.join(hints)}")
+    if missing := _required(choice) - entries.keys():
+        raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
+    arguments = {}
+    for field, item in entries.items():
+        arguments[field] = _read(hints[field], item, f"{name}.{field}")
+    return choice(**arguments)
 
 
 def known_kind(kinds: Mapping[str, _T], kind: object, *, of: str) -> _T:
-    """Return what a kind stands for.
+    """Return the entry of a kind.
 
     Args:
-        kinds: Everything that this version knows, by its name.
-        kind: As written down, by anybody.
-        of: Names the family for the error, for instance `noise`.
+        kinds: All entries that this version knows, by kind.
+        kind: A kind written by anybody.
+        of: Name of the family for the error, for instance `noise`.
 
     Raises:
-        ValueError: If the kind is unknown: what it is written for can't be read by this version.
+        ValueError: The kind is unknown: this version can't read what it is written for.
     """
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(
@@ -183,6 +188,6 @@ def known_kind(kinds: Mapping[str, _T], kind: object, *, of: str) -> _T:
     return kinds[kind]
 
 
-def _require(fits: bool, written: object, what: str, words: str) -> None:
+def _require(fits: bool, written: object, name: str, words: str) -> None:
     if not fits:
-        raise ValueError(f"{what} must be {words}, got {type(written).__name__}")
+        raise ValueError(f"{name} must be {words}, got {type(written).__name__}")

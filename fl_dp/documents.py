@@ -1,4 +1,4 @@
-"""Documents and values from untrusted writers: what they make Python raise becomes one error."""
+"""Documents and values from untrusted writers: all errors in them become one kind of error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MALFORMED = (
 )
 
 MOST_DEEP = 20
-"""Levels of nesting that a document of ours never reaches."""
+"""Limit on the levels of nesting; documents of fl-dp have fewer."""
 
 LONGEST = 16_000_000
-"""Characters that no text of ours reaches."""
+"""Limit on the characters of a text; texts of fl-dp have fewer."""
 
 
 def real_number(value: object) -> float:
@@ -31,46 +31,48 @@ def real_number(value: object) -> float:
 
     if isinstance(value, np.ndarray | np.generic):
         value = value.item() if value.size == 1 else None
+    if not isinstance(value, int | float | np.floating):
+        return math.nan
     try:
-        return float(value) if isinstance(value, int | float | np.floating) else math.nan
+        return float(value)
     except OverflowError:  # an int of hundreds of digits
         return math.nan
 
 
 @contextmanager
-def document(what: str) -> Iterator[None]:
+def document(name: str) -> Iterator[None]:
     """Read a document inside; a ValueError of its own passes as it is.
 
     Args:
-        what: What it should be, for the error, for instance `terms of a sum`.
+        name: Name of the document for the error, for instance `terms of a sum`.
 
     Raises:
-        ValueError: If it is malformed. The text names no value: it may travel.
+        ValueError: The document is malformed. The text names no value, so that it may travel.
     """
     try:
         yield
     except MALFORMED as error:
-        raise ValueError(f"this is no {what} ({type(error).__name__})") from error
+        raise ValueError(f"this is no {name} ({type(error).__name__})") from error
 
 
-def parsed_object(text: str, what: str, *, longest: int = LONGEST) -> dict[str, Any]:
-    """Return the JSON object that a text is, of finite numbers alone.
+def parsed_object(text: str, name: str, *, longest: int = LONGEST) -> dict[str, Any]:
+    """Return the JSON object that a text holds; its numbers are finite.
 
     Args:
-        text: Of more than `longest` characters nothing is parsed.
-        what: It should be, for the error.
-        longest: Characters that it can have if it is one.
+        text: The text. If it has more than `longest` characters, nothing is parsed.
+        name: Name of the document for the error.
+        longest: Largest number of characters of such a document.
 
     Raises:
-        ValueError: If it is none, or holds a number that compares with nothing or is endless.
+        ValueError: The text holds no such object.
     """
     if len(text) > longest:
-        raise ValueError(f"this is no {what}: {len(text)} characters are more than {longest}")
-    with document(what):
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
-    if not isinstance(found, dict):
-        raise ValueError(f"this is no {what}: it holds no JSON object")
-    return found
+        raise ValueError(f"this is no {name}: {len(text)} characters are more than {longest}")
+    with document(name):
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    if not isinstance(value, dict):
+        raise ValueError(f"this is no {name}: it holds no JSON object")
+    return value
 
 
 def _finite(text: str) -> float:
@@ -81,40 +83,40 @@ def _finite(text: str) -> float:
     return number
 
 
-def plain_yaml(text: bytes, what: str) -> Any:
-    """Return what YAML text says, without tags, aliases or deep nesting.
+def plain_yaml(text: bytes, name: str) -> Any:
+    """Return the content of YAML text, without tags, aliases or deep nesting.
 
     Raises:
-        ValueError: If it is none, or has one of those.
+        ValueError: It is no YAML, or has one of those.
     """
     import yaml  # where a document is YAML alone
 
     # Not every build of PyYAML has libyaml.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth, wrong = 0, ""
+    depth, problem = 0, ""
     try:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             # A few aliases of aliases would stand for gigabytes.
             if isinstance(event, yaml.AliasEvent):
-                wrong = "has aliases, which fl-dp never writes"
+                problem = "has aliases, which fl-dp never writes"
             elif depth > MOST_DEEP:
-                wrong = "is nested too deeply"
-            if wrong:
+                problem = "is nested too deeply"
+            if problem:
                 break
         else:
             return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError):
-        wrong = "is no YAML"
-    raise ValueError(f"{what} {wrong}")
+        problem = "is no YAML"
+    raise ValueError(f"{name} {problem}")
 
 
-def keys_given_twice(text: bytes) -> list[str]:
-    """Return the keys that `plain_yaml` found twice in a mapping's text: YAML keeps the last value.
+def repeated_keys(text: bytes) -> list[str]:
+    """Return the keys that stand twice in a mapping: YAML uses the last value.
 
     Args:
-        text: Of a mapping, once `plain_yaml` has read it.
+        text: The mapping's text, once `plain_yaml` has read it.
     """
     import yaml  # where a document is YAML alone
 
@@ -123,11 +125,11 @@ def keys_given_twice(text: bytes) -> list[str]:
 
 
 def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Return nested settings by keys with dots between."""
-    found: dict[str, Any] = {}
+    """Return nested settings under keys with dots between."""
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value:
-            found |= flattened(value, f"{group}{key}.")
+            flat |= flattened(value, f"{group}{key}.")
         else:
-            found[f"{group}{key}"] = value
-    return found
+            flat[f"{group}{key}"] = value
+    return flat

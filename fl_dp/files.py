@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and that only their owner reads unless said so."""
+"""Files that are written as a whole or not at all, readable by their owner alone by default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def free_memory(meminfo: Path = _MEMORY) -> int | None:
-    """Return the bytes that could be taken without swapping; None where no file says so."""
+    """Return the bytes of memory that are free without swapping; None where no file says so."""
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def free_memory(meminfo: Path = _MEMORY) -> int | None:
 
 def cache_folder() -> Path | None:
     """Return `fl-dp` in the user's cache folder; None for a user without a home."""
-    # The XDG base directory specification has relative paths ignored.
+    # The XDG base directory specification ignores relative paths.
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if configured.is_absolute():
         return configured / "fl-dp"
@@ -43,18 +43,18 @@ def cache_folder() -> Path | None:
 
 
 def simulations_folder() -> Path:
-    """Return where simulated nodes keep what real ones keep beside their ledgers."""
+    """Return the folder where simulated nodes store what real ones store beside their ledgers."""
     return Path.home() / ".fl-dp" / "simulations"
 
 
 def private_folder(folder: Path, *, exist_ok: bool = True) -> None:
-    """Make a folder that only its owner enters, whatever the umask; parents as usual.
+    """Make a folder that only its owner can enter, whatever the umask; parents as usual.
 
-    One that is there already keeps its permissions.
+    An existing folder retains its permissions.
 
     Raises:
-        FileExistsError: If there is something of that name, unless it is a folder that may be.
-        OSError: If it can't be made.
+        FileExistsError: The name exists, unless it is a folder and `exist_ok`.
+        OSError: The folder can't be made.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -63,47 +63,47 @@ def private_folder(folder: Path, *, exist_ok: bool = True) -> None:
         if not (exist_ok and folder.is_dir()):
             raise
     else:
-        folder.chmod(_OWNERS_FOLDER)  # a strict umask took some of it
+        folder.chmod(_OWNERS_FOLDER)  # a strict umask may have removed some of the mode
 
 
 def private_file(file: Path) -> None:
-    """Make an empty file that only its owner reads, whatever the umask, unless there is one.
+    """Make an empty file that only its owner can read, whatever the umask, unless it exists.
 
     Raises:
-        OSError: If it can't be made.
+        OSError: The file can't be made.
     """
     with contextlib.suppress(FileExistsError):
         _create(file, _OWNER)
 
 
 class HeldElsewhere(OSError):
-    """Another process works where this one was about to."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
-def held_alone(file: Path, what: str) -> Iterator[None]:
-    """Keep other processes out of a place for the block; the system lets go of one that dies.
+def held_alone(file: Path, activity: str) -> Iterator[None]:
+    """Hold a file's lock for the block; the system releases it when the process dies.
 
-    A process that is forked off has no part in it, so that it ends with the one that took it.
+    A forked child does not hold it, so that it ends with the process that took it.
 
     Args:
-        file: Whose lock it is; made where it is not there, in a folder that is.
-        what: That other processes are kept from, for the error.
+        file: The file to lock, in an existing folder; it is made if need be.
+        activity: What a process does that holds the lock, for the error, as a verb.
 
     Raises:
-        HeldElsewhere: If another process has it, on this machine or on a network's file system.
-        OSError: If the file system has no locks, which an SQLite ledger needs, too.
+        HeldElsewhere: Another process holds it, on this machine or on a network's file system.
+        OSError: The file system has no locks, which an SQLite ledger needs, too.
     """
     private_file(file)
     descriptor = os.open(file, os.O_RDWR)  # to write: without it a network's files have no locks
     _HELD.add(descriptor)
     try:
         try:
-            # Not by `lockf`: whoever reads the file in this process would let go of that.
+            # Not `lockf`: any close of the file in this process would release that lock.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise HeldElsewhere(
-                f"another process {what}: wait until it has ended, or stop it"
+                f"another process {activity}: wait until it has ended, or stop it"
             ) from error
         yield
     finally:
@@ -115,23 +115,23 @@ def held_alone(file: Path, what: str) -> Iterator[None]:
 _HELD: set[int] = set()
 
 
-def _let_go() -> None:
+def _release_locks() -> None:
     while _HELD:
         os.close(_HELD.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_locks)
 
 
 @contextlib.contextmanager
 def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
-    """Give a place to write to, so that others see all of a file or what was there before.
+    """Yield a temporary path, so that others see all of the new file or the old one.
 
-    After a power cut, too: what was written is on disk before it takes the file's name.
+    This holds after a power cut, too: the content is on disk before it gets the file's name.
 
     Args:
-        file: Where the file goes when the block ends well; its folder must exist.
-        public: Let others read it, as far as the umask does.
+        file: The file's path after a block without error; its folder must exist.
+        public: Whether others may read it, as far as the umask allows.
 
     Yields:
         A temporary file in the same folder, which is gone after the block.
@@ -152,7 +152,7 @@ def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Add the folder to the error of a full disk or quota, which by itself names no place.
+    """Add the folder to the error of a full disk or quota, which by itself names no path.
 
     Raises:
         OSError: Whatever the block raises.
@@ -175,31 +175,31 @@ def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file, as hexadecimal text.
 
     Raises:
-        OSError: If it can't be read.
+        OSError: The file can't be read.
     """
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_json_object(file: str | Path, what: str) -> dict[str, Any]:
+def read_json_object(file: str | Path, name: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
-        file: Where it is.
-        what: What it should be, for instance `privacy statement`.
+        file: The file's path.
+        name: Name of the document for the error, for instance `privacy statement`.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it is no JSON object.
+        OSError: The file can't be read.
+        ValueError: It holds no JSON object.
     """
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # the latter: nested without an end
         raise ValueError(
-            f"{file} is no {what} ({error}): put the right one in its place, or move it away"
+            f"{file} is no {name} ({error}): put the right one in its place, or move it away"
         ) from error
     if not isinstance(document, dict):
-        raise ValueError(f"{file} is no {what}: it holds no JSON object")
+        raise ValueError(f"{file} is no {name}: it holds no JSON object")
     return document
 
 
@@ -207,7 +207,7 @@ def _create(file: Path, mode: int) -> None:
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
         if mode == _OWNER:
-            os.fchmod(descriptor, mode)  # a strict umask took some of it
+            os.fchmod(descriptor, mode)  # a strict umask may have removed some of the mode
     finally:
         os.close(descriptor)
 

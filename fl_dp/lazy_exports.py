@@ -1,7 +1,7 @@
-"""Names that a package imports when they are first asked for, because their modules load slowly.
+"""Names that a package imports on first use, because their modules load slowly.
 
 Importing a module imports its package first: without this, `fl_dp.accounting.schedules` would load
-SciPy. What loads fast is imported as usual. The rest stands twice:
+SciPy. Fast modules are imported as usual. The others stand twice:
 
     if TYPE_CHECKING:  # for type checkers and editors
         from .bounds import epsilon
@@ -18,12 +18,12 @@ from typing import Any
 
 
 def lazy_exports(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package, which Python calls for a name that is not there yet.
+    """Return the `__getattr__` of a package, which Python calls for a missing name.
 
     Args:
         package: The package's `__name__`.
-        module_of: The module inside the package that each name is imported from. No name may be
-            that of a module of the package: importing the module would take the name's place.
+        module_of: Module inside the package by exported name. No exported name may be a module's:
+            importing that module would replace it.
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A PyTorch model's state as arrays, which travel, and arrays as its state.
+"""Conversion of a PyTorch model's state to arrays, which travel, and back.
 
 >>> arrays = get_arrays(model)
 >>> set_arrays(model, list(arrays.values()))
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 def distinct_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's state, each tensor once: one of several names under the first of them.
+    """Return a model's state, each tensor once, under the first of its names.
 
-    What travels is made of it. A tensor that travelled under two names would count twice in a norm
-    and have two noises, and the second to arrive would undo the first.
+    A tensor that travelled under two names would count twice in a norm and have two noises, and the
+    second to arrive would overwrite the first.
 
     Args:
         model: Any module, on any device.
@@ -28,15 +28,16 @@ def distinct_state(model: nn.Module) -> dict[str, Tensor]:
         Names of `state_dict()`, in its order, and tensors that share memory with the model.
 
     Raises:
-        ValueError: If two parameters lie in the same memory without being one: each would be
-            trained, and one of both lost.
+        ValueError: Two parameters share memory without being one. Each would be trained, and one of
+            both lost.
     """
     state: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        in_memory = tensor.numel() and not tensor.is_meta
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if in_memory else id(tensor)
-        first = names.setdefault(place, name)
+        memory: Any = id(tensor)
+        if tensor.numel() and not tensor.is_meta:
+            memory = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        first = names.setdefault(memory, name)
         if first == name:
             state[name] = tensor
         elif tensor.requires_grad and tensor is not state[first]:
@@ -62,22 +63,24 @@ def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 def set_arrays(
     model: nn.Module, arrays: Sequence[NDArray[Any]], names: Sequence[str] | None = None
 ) -> None:
-    """Overwrite a model's state; nothing is written if any array does not fit.
+    """Overwrite a model's state. If an array does not fit, nothing is written.
 
     Args:
         model: The module to change, on any device.
-        arrays: One array for each entry, in its shape; values are cast to the entry's dtype. Where
-            a tensor has several names, all of them have it then.
-        names: Which entries of `state_dict()`, in the order of the arrays; those of
-            `distinct_state` by default.
+        arrays: One array for each entry, in its shape; values are cast to the entry's dtype. All
+            names of a shared tensor get its array.
+        names: Entries of `state_dict()`, in the order of the arrays; those of `distinct_state` by
+            default.
 
     Raises:
-        ValueError: If the number of arrays, a shape, or the kind of a dtype (e.g. float for an
-            integer entry) differs.
+        ValueError: The number of arrays, a shape, or the kind of a dtype (e.g. float for an integer
+            entry) differs.
     """
-    state = distinct_state(model) if names is None else model.state_dict()
-    if names is not None:
-        state = {name: state[name] for name in names}
+    if names is None:
+        state = distinct_state(model)
+    else:
+        entries = model.state_dict()
+        state = {name: entries[name] for name in names}
     if len(arrays) != len(state):
         raise ValueError(
             f"got {len(arrays)} arrays for {len(state)} entries; give one for each of {list(state)}"

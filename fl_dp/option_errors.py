@@ -1,4 +1,4 @@
-"""Errors of options, combinations that are always wrong, and usual checks of a value.
+"""Errors of options, combinations that are always wrong, and common checks of a value.
 
 A sentence names an option by its argument in Python, which is the last word of its key in Hydra:
 
@@ -20,7 +20,7 @@ _SMALLEST = 1e-250  # below it float64 can't scale a vector down to a bound with
 
 
 class OptionError(ValueError):
-    """An option has a value that it can't have."""
+    """An option has an invalid value."""
 
 
 class ArgumentError(OptionError, TypeError):
@@ -33,10 +33,8 @@ class ArgumentError(OptionError, TypeError):
 class IncompatibleOptions(OptionError):
     """Options exclude each other; the text says why, and what to write instead.
 
-    A combination that is always wrong is an `Exclusion`: a row of a table, which the guide shows.
-
     Attributes:
-        rule: The row, if it is one.
+        rule: The `Exclusion`, if the combination is always wrong.
     """
 
     rule: Exclusion[Any] | None = None
@@ -44,11 +42,11 @@ class IncompatibleOptions(OptionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion(Generic[Facts]):
-    """A combination that is always wrong, with its reason: one row of a table.
+    """A combination that is always wrong, with its reason: one row of a table in the guide.
 
     Attributes:
-        options: Those concerned.
-        when: Whether it is there.
+        options: The options concerned.
+        when: Returns whether facts have the combination.
         why: What would go wrong, in one sentence without its full stop.
         instead: What to write instead.
     """
@@ -60,10 +58,10 @@ class Exclusion(Generic[Facts]):
 
 
 def require_compatible(rules: Iterable[Exclusion[Facts]], facts: Facts) -> None:
-    """Refuse the first combination that is there.
+    """Refuse the first combination that the facts have.
 
     Raises:
-        IncompatibleOptions: With what to write instead.
+        IncompatibleOptions: The text says what to write instead.
     """
     for rule in rules:
         if rule.when(facts):
@@ -76,7 +74,7 @@ def require_positive(**settings: float) -> None:
     """Refuse settings that are not positive and finite.
 
     Raises:
-        OptionError: If one is not, or is too close to zero for float64; the message has its name.
+        OptionError: One is not, or is too close to zero for float64; the text has its name.
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
@@ -89,7 +87,7 @@ def require_count(**settings: int) -> None:
     """Refuse settings that are not integers from 1 on.
 
     Raises:
-        OptionError: If one is not; the message has its name.
+        OptionError: One is not; the text has its name.
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -100,7 +98,7 @@ def require_rate(**settings: float) -> None:
     """Refuse settings that are not in (0, 1], where 1 means all units.
 
     Raises:
-        OptionError: If one is not; the message has its name.
+        OptionError: One is not; the text has its name.
     """
     for name, value in settings.items():
         if not 0.0 < value <= 1.0:
@@ -111,7 +109,7 @@ def require_probability(**settings: float) -> None:
     """Refuse settings that are not in (0, 1), both ends excluded, such as a delta.
 
     Raises:
-        OptionError: If one is not; the message has its name.
+        OptionError: One is not; the text has its name.
     """
     for name, value in settings.items():
         if not 0.0 < value < 1.0:

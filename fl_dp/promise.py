@@ -1,4 +1,4 @@
-"""What an epsilon promises, and how it is written, on every screen, page and paper."""
+"""Meaning of an epsilon, and how it is written on every screen, page and paper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
 
 NO_PRIVACY_FROM = 1000.0
-"""Epsilon from which on nothing is promised: odds may change by a factor of e^1000."""
+"""Epsilon from which on there is no promise: odds may change by a factor of e^1000."""
 
 
 LARGE_DELTA = 1e-3
@@ -18,30 +18,30 @@ def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
     """Tell whether an epsilon promises anything.
 
     Args:
-        epsilon: A bound; None or infinite: none is known.
+        epsilon: A bound. None or infinite: no bound is known.
         insecure: Whether noise or coins came from a source that can be predicted.
     """
     return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
 
 
 def is_large_delta(delta: float | None) -> bool:
-    """Tell whether a delta is fine for trying out alone; None: no delta is known."""
+    """Tell whether a delta is fit for trials alone. None: no delta is known."""
     return delta is not None and delta > LARGE_DELTA
 
 
 def epsilon_at_delta(epsilon: float, delta: float) -> str:
-    """Write a promise so that what is printed is a bound, too."""
+    """Write a promise so that the printed numbers are a bound, too."""
     return f"epsilon {brief_epsilon(epsilon)} at delta {delta_rounded_up(delta)}"
 
 
 def brief_epsilon(epsilon: float) -> str:
-    """Write an epsilon as `rounded_up` does, without zeros at its end: for sentences."""
+    """Write an epsilon as `rounded_up` does, without trailing zeros: for sentences."""
     return f"{float(rounded_up(epsilon)):.10g}"
 
 
 def rounded_up(epsilon: float) -> str:
     """Write an epsilon to four decimals: rounded up, so that it is a bound, too."""
-    # Through the shortest decimal that is this float: formatting would round to nearest.
+    # By the shortest decimal of this float, as formatting would round to nearest.
     if epsilon >= 1e6:
         return ceiling(epsilon, 4)
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
@@ -59,12 +59,12 @@ def ceiling(number: float, digits: int) -> str:
 
 
 class Enforcement(StrEnum):
-    """Who sees to it that a node does what a promise against the server supposes."""
+    """Who enforces, at a node, the conditions of a promise against the server."""
 
     SITE = "enforced by the site"
-    """A gate, and its site keeps every app apart from it and from the network."""
+    """A gate, whose site keeps every app apart from it and from the network."""
     COOPERATIVE = "cooperative"
-    """A gate, which an app could get around that tries."""
+    """A gate, which an app that tries could get around."""
     NAMED_APP = "by the app that the site names"
     """An app's own DP-SGD: a gate admits that app alone, as its owner has configured it."""
     APP = "by the app"
@@ -72,10 +72,13 @@ class Enforcement(StrEnum):
 
 
 def enforcement_named(value: object) -> Enforcement:
-    """Return that of this name, else the weakest."""
-    return next((each for each in Enforcement if each == value), Enforcement.APP)
+    """Return the level of this name, or `APP`, the weakest, for anything else."""
+    for level in Enforcement:
+        if level == value:
+            return level
+    return Enforcement.APP
 
 
-def weakest(several: Iterable[Enforcement]) -> Enforcement:
-    """Return the one of several that all of them amount to; of none, `APP`."""
-    return max(several, key=list(Enforcement).index, default=Enforcement.APP)
+def weakest(levels: Iterable[Enforcement]) -> Enforcement:
+    """Return the weakest of several levels; of none, `APP`."""
+    return max(levels, key=list(Enforcement).index, default=Enforcement.APP)

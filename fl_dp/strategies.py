@@ -1,8 +1,8 @@
-"""Stands for the folder `strategies/` in a checkout and in the bundle that `flwr run` builds.
+"""Loads the folder `strategies/` of a checkout, or of the bundle that `flwr run` builds.
 
-In a wheel the folder itself lies here. A top-level package of that name would be hidden by the
-`strategies/` folder of a user's project, so it is loaded by its path, under the one name
-that works everywhere: `fl_dp.strategies`.
+In a wheel the folder itself is here. The `strategies/` folder of a user's project would hide a
+top-level package of that name. So it is loaded by its path, under the one name that works
+everywhere: `fl_dp.strategies`.
 """
 
 import importlib.util

@@ -1,9 +1,8 @@
-"""Code of an app's author, of one unit or one record: what it draws and raises stays its own.
+"""An app author's code, run for one unit or record, so that it affects no other one.
 
-**Chance.** Apps draw from generators that belong to the whole process: dropout from torch's,
-augmentation from NumPy's and `random`'s. Where an app, or a server through it, has seeded them, a
-unit that fails before it draws shifts the coins of all others, and so moves a sum by far more than
-its own update.
+**Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
+NumPy's and `random`'s. If an app, or a server through it, has seeded them, a unit that fails before
+it draws shifts the coins of all others. That moves a sum by far more than its own update.
 
     >>> with own_chance() as seed_again:
     ...     for record in records:
@@ -11,12 +10,11 @@ its own update.
     ...         read(record)
 
 Code that seeds the process's generators inside such a block fixes the coins of that unit or record
-alone. Generators that an app keeps elsewhere are its own business: a module's
-`np.random.default_rng(0)`, `random.Random(0)`, a `torch.Generator`, or TensorFlow's. Let each unit
-make its own.
+alone. Other generators are the app's responsibility: a module's `np.random.default_rng(0)`,
+`random.Random(0)`, a `torch.Generator`, or TensorFlow's. Let each unit make its own.
 
-**Failure.** One unit or record that fails contributes nothing, and decides about no other one. A
-native library's panic and `sys.exit` are no `Exception`, and fail it all the same.
+**Failure.** One unit or record that fails contributes nothing, and affects no other one. This
+includes a native library's panic and `sys.exit`, which are no `Exception`.
 
     >>> for unit in units:
     ...     with Contained("unit %d failed and contributes zero", unit):
@@ -43,32 +41,32 @@ logger = logging.getLogger("flwr.fl_dp.client")
 
 @contextmanager
 def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None]]:
-    """Seed the process's generators of torch, NumPy and `random` for a block, and put them back.
+    """Seed the process's generators of torch, NumPy and `random` for a block, then restore them.
 
-    Accelerators are seeded too; of these CUDA's generators are put back. Not for two threads at
-    once: they would share the generators.
+    Accelerators are seeded too; of these CUDA's generators are restored. Don't use it in two
+    threads at once: they would share the generators.
 
     Args:
-        source: What the seeds are drawn from; a fresh secure one by default.
+        source: The source of the seeds; a fresh secure one by default.
 
     Yields:
         A function that seeds them once more, for the next unit or record.
     """
-    drawn = SecureRandom() if source is None else source
+    seeds = source or SecureRandom()
     torch = _torch()
-    of_random = random.getstate()
-    of_numpy = np.random.mtrand.get_bit_generator()
-    state_of_numpy = np.random.get_state(legacy=False)
-    of_torch = None if torch is None else torch.get_rng_state()
-    of_cuda = None
+    random_state = random.getstate()
+    numpy_generator = np.random.mtrand.get_bit_generator()
+    numpy_state = np.random.get_state(legacy=False)
+    torch_state = None if torch is None else torch.get_rng_state()
+    cuda_states = None
     if torch is not None and torch.cuda.is_initialized():
-        of_cuda = torch.cuda.get_rng_state_all()
+        cuda_states = torch.cuda.get_rng_state_all()
 
     def seed() -> None:
-        first, second, third = (int(word) for word in drawn.words(3))
+        first, second, third = (int(word) for word in seeds.words(3))
         random.seed(first)
-        # Again each time, as code in the block may have put in another.
-        np.random.mtrand.set_bit_generator(_own_of_numpy())
+        # Set each time, as code in the block may have set another.
+        np.random.mtrand.set_bit_generator(_numpy_generator())
         np.random.seed(second >> 32)
         if torch is not None:
             _seed_torch(torch, third >> 1)
@@ -77,18 +75,18 @@ def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None
         seed()
         yield seed
     finally:
-        random.setstate(of_random)
-        np.random.mtrand.set_bit_generator(of_numpy)
-        np.random.set_state(state_of_numpy)  # with half of a pair of normals
+        random.setstate(random_state)
+        np.random.mtrand.set_bit_generator(numpy_generator)
+        np.random.set_state(numpy_state)  # with half of a pair of normals
         if torch is not None:
-            torch.set_rng_state(of_torch)
-        if torch is not None and of_cuda is not None:
-            torch.cuda.set_rng_state_all(of_cuda)
+            torch.set_rng_state(torch_state)
+        if torch is not None and cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
 
 
 @cache
-def _own_of_numpy() -> np.random.MT19937:
-    """Return NumPy's generator in such blocks: making one takes as long as all the rest."""
+def _numpy_generator() -> np.random.MT19937:
+    """Return NumPy's generator in such blocks. It is cached, as making one is slow."""
     return np.random.MT19937()
 
 
@@ -96,7 +94,7 @@ def _own_of_numpy() -> np.random.MT19937:
 def _torch() -> Any:
     """Return torch, or None where it is not installed.
 
-    It is imported here, as the first unit to import it would have the seed that it begins with.
+    It is imported here: otherwise the first unit to import it would have its initial seed.
     """
     try:
         return importlib.import_module("torch")
@@ -112,24 +110,24 @@ def _seed_torch(torch: Any, seed: int) -> None:
 
 
 class Contained:
-    """A block of user code whose failure ends the block, and nothing behind it.
+    """A block of user code whose failure ends the block only.
 
-    What is raised is logged and kept, whatever it is but the keyboard's interrupt. A generator may
-    not yield inside such a block: its end is an exception, too.
+    The exception is logged and stored; only the keyboard's interrupt passes. A generator may not
+    yield inside such a block, as its end is an exception, too.
 
-    Where Flower stops a process, which raises `SystemExit` wherever that process is, the block ends
-    early, too; Flower has closed the connection by then and ends the process itself in seconds.
+    Flower stops a process by `SystemExit`, wherever that process is. Then the block ends early,
+    too. Flower has closed the connection by then and ends the process itself in seconds.
 
     Attributes:
-        failure: What the block raised; None: nothing.
+        failure: The exception of the block. None: there was none.
     """
 
     def __init__(self, message: str | None = None, *values: object) -> None:
-        """Say what is logged of a failure.
+        """Set what is logged of a failure.
 
         Args:
-            message: With the places of `values`, as of `logging`; None: nothing is logged.
-            values: Nothing that depends on a record's content.
+            message: A format of `logging` for `values`. None: nothing is logged.
+            values: They must not depend on a record's content.
         """
         self.failure: BaseException | None = None
         self._message, self._values = message, values
@@ -144,7 +142,7 @@ class Contained:
         failure: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Keep what was raised, and go on behind the block."""
+        """Store the exception, and continue after the block."""
         if failure is None or isinstance(failure, KeyboardInterrupt):
             return False
         self.failure = failure

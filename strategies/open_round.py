@@ -19,7 +19,7 @@ from flwr.app import (
 from numpy.typing import NDArray
 
 from fl_dp.promise import Enforcement, weakest
-from fl_dp.protocol.failures import Failure, failure_told_by
+from fl_dp.protocol.failures import Failure, take_failure
 from fl_dp.protocol.gate_marks import enforcement_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
@@ -142,7 +142,7 @@ class OpenRound:
         for reply in self._admitted(replies, log):
             if reply.metadata.src_node_id in self.cohort:  # else Flower answers for one
                 answered.note_enforcement(reply)
-            failure = failure_told_by(reply) if self.draft.simulated else None
+            failure = take_failure(reply) if self.draft.simulated else None
             if reply.has_error():
                 answered.note(failure, worked=False)
                 self._log_failure(reply, log)
@@ -162,7 +162,7 @@ class OpenRound:
             if not finite:
                 log.warn_once("an update was not finite and contributes zero")
                 failure = Failure(text="an update was not finite (a lower learning rate?)")
-            answered.note(failure, worked=finite and (failure is None or not failure.of_all))
+            answered.note(failure, worked=finite and (failure is None or not failure.whole_node))
             for observation in observations:
                 selection.observe(observation)
             if self.draft.layout.size >= _LARGE:

@@ -295,7 +295,7 @@ def _ask(
         else:
             configs = list(reply.content.config_records.values())
             answer = configs[0] if len(configs) == 1 else {}
-            answers.identities[node] = NodeIdentity.of(answer)
+            answers.identities[node] = NodeIdentity.from_config(answer)
         if not silent:
             return
 

@@ -18,7 +18,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from fl_dp.documents import keys_given_twice, plain_yaml
+from fl_dp.documents import plain_yaml, repeated_keys
 from fl_dp.tasks.datasets import DataFormat
 from fl_dp.tasks.datasets.own_tables import require_types
 
@@ -45,7 +45,7 @@ def pinned_format(file: Path) -> DataFormat:
     schema = plain_yaml(text, str(file))
     if not isinstance(schema, dict):
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
-    if repeated := keys_given_twice(text):
+    if repeated := repeated_keys(text):
         raise ValueError(f"{file}: '{repeated[0]}' is given twice: keep one")
     values = {str(key): _value(file, str(key), value) for key, value in schema.items()}
     try:

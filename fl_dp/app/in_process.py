@@ -127,7 +127,7 @@ def answer_of(
         return app(message, context)
     raised = attempt.failure
     assert raised is not None  # else it has returned
-    reason = reason_in_full(repr(raised).partition("\n")[0], Failure.of(raised))
+    reason = reason_in_full(repr(raised).partition("\n")[0], Failure.from_exception(raised))
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 

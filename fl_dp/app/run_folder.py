@@ -208,7 +208,7 @@ class RunFolder:
         if self.checkpoint.is_file():
             anchors[self.checkpoint] = checkpoint_anchor(self.checkpoint)
         if self.statement.is_file():
-            anchors[self.statement] = LedgerAnchor.stated_in(self.read_statement())
+            anchors[self.statement] = LedgerAnchor.from_statement(self.read_statement())
         return {file: anchor for file, anchor in anchors.items() if anchor is not None}
 
     def read_plan(self) -> Plan:

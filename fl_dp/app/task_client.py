@@ -409,7 +409,7 @@ def _metrics(
 
 
 def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
-    instruction = RoundInstruction.of(config)
+    instruction = RoundInstruction.from_config(config)
     if instruction is None:
         return False
     names = {instruction.utility}

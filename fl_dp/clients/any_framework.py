@@ -6,8 +6,8 @@
     ...     return RecordsInBatches(model=model, count=len(labels), gradients=gradients)
     >>> app = numpy_client_app(records=records_fn)
 
-Gradients are clipped and added up here, in float64, so that the bound does not rest on what a
-framework rounds. In PyTorch `NodeRecords` does the same with Opacus.
+Gradients are clipped and added up here, in float64, so that the bound does not depend on a
+framework's rounding. In PyTorch `NodeRecords` does the same with Opacus.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class RecordsInBatches:
     """The records of a node, and a function that gives the gradient of each: a `RecordsOfNode`.
 
     Attributes:
-        model: As the message brought it.
-        count: How many records there are; it does not leave the node.
+        model: The model as the message brought it.
+        count: Number of records; it does not leave the node.
         gradients: Takes the numbers of `at_once` records, int64, and returns the gradient of each:
             an array `(at_once, *shape)` for each floating-point array of the model, in its order.
-        at_once: Records of a batch, all of which a compiled function sees in one shape: the last
-            batch is filled up with copies of its records, which are not added. More than 1
-            declares that a record's gradient depends on no other record of its batch, as that of
+        at_once: Records per batch, all of one shape for a compiled function. The last batch is
+            filled up with copies of its records, which are not added. More than 1 declares that a
+            record's gradient depends on no other record of its batch, as that of
             `jax.vmap(jax.grad(loss))`; batch statistics break it.
     """
 
@@ -48,7 +48,7 @@ class RecordsInBatches:
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range.
+            ValueError: A number is out of range.
         """
         if self.count < 0 or self.at_once < 1:
             raise ValueError(
@@ -56,7 +56,7 @@ class RecordsInBatches:
             )
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of records."""
         return self.count
 
     def clipped_sum(
@@ -69,7 +69,7 @@ class RecordsInBatches:
         """
         sums = {spec.name: np.zeros(spec.shape) for spec in VectorLayout.of(self.model).released}
         contributing = 0
-        said: str | None = "a record has no gradient, and counts as zero"
+        line: str | None = "a record has no gradient, and counts as zero"
 
         def add(rows: Sequence[int]) -> None:
             nonlocal contributing
@@ -80,39 +80,39 @@ class RecordsInBatches:
 
         with own_chance() as seed_again:
             for start in range(0, len(rows), self.at_once):
-                taken = rows[start : start + self.at_once]
+                batch = rows[start : start + self.at_once]
                 seed_again()
                 with Contained() as attempt:  # a record that fails shows when it is alone
-                    add(taken)
-                for row in taken if attempt.failure is not None else ():
+                    add(batch)
+                if attempt.failure is None:
+                    continue
+                for row in batch:
                     seed_again()
-                    with Contained(said) as attempt:
+                    with Contained(line) as attempt:
                         add([row])
                     if attempt.failure is not None:
-                        said = None  # it may be every record
+                        line = None  # it may be every record
         return sums, contributing
 
     def _clipped(
         self, rows: Sequence[int], clipping_norm: float
     ) -> tuple[list[NDArray[np.float64]], int]:
-        """Return the sum of clipped gradients, flat, of each array, and how many are in it.
-
-        Raises:
-            ValueError: If gradients have other shapes than one record's array for each record.
-        """
+        """Return each array's sum of clipped gradients, flat, and the number of records in it."""
         batch = np.resize(np.asarray(rows, np.int64), self.at_once)
-        found = [np.asarray(each, np.float64) for each in self.gradients(batch)]
+        gradients = [np.asarray(gradient, np.float64) for gradient in self.gradients(batch)]
         released = VectorLayout.of(self.model).released
         expected = [(self.at_once, *spec.shape) for spec in released]
-        if [each.shape for each in found] != expected:
+        shapes = [gradient.shape for gradient in gradients]
+        if shapes != expected:
             raise ValueError(
-                f"gradients have shapes {[each.shape for each in found]}, expected {expected}: "
-                "return one for each record of the batch, of each array"
+                f"gradients have shapes {shapes}, expected {expected}: return one for each record "
+                "of the batch, of each array"
             )
-        flat = [each[: len(rows)].reshape(len(rows), -1) for each in found]
-        norms = np.sqrt(sum(np.square(each).sum(axis=1) for each in flat))
-        fit = np.isfinite(norms)
+        flat = [gradient[: len(rows)].reshape(len(rows), -1) for gradient in gradients]
+        norms = np.sqrt(sum(np.square(gradient).sum(axis=1) for gradient in flat))
+        finite = np.isfinite(norms)
         factors = np.zeros(len(rows))
-        factors[fit] = clipping_norm / np.maximum(norms[fit], clipping_norm)
-        kept = [np.where(fit[:, np.newaxis], each, 0.0) for each in flat]  # 0 * inf is no zero
-        return [factors @ each for each in kept], int(fit.sum())
+        factors[finite] = clipping_norm / np.maximum(norms[finite], clipping_norm)
+        # Replaced by zeros, as 0 * inf is not zero.
+        usable = [np.where(finite[:, np.newaxis], gradient, 0.0) for gradient in flat]
+        return [factors @ gradient for gradient in usable], int(finite.sum())

@@ -1,9 +1,9 @@
 """Check that the SuperNode runs only apps signed by a publisher that its owner trusts.
 
-Flower's SuperNode runs whatever app the server sends, with the rights of who started it, unless it
-was started with `--trusted-entities`. It does not tell an app which of the two holds, so this looks
-at the command line of the SuperNode. That protects an owner who forgot the option, and nobody from
-a malicious app: such an app never asks.
+Flower's SuperNode runs whatever app the server sends, with the rights of its user, unless it was
+started with `--trusted-entities`. It does not tell an app whether it was, so this file reads the
+command line of the SuperNode. That protects an owner who forgot the option, and nobody from a
+malicious app, which never asks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEFORE_OPTIONS = 4  # at most: `python -P -m MODULE`
 def apps_are_verified() -> bool | None:
     """Tell whether the SuperNode above this process verifies apps; None: that can't be seen.
 
-    It can be seen on Linux where the SuperNode started this process, as it does by default, and not
+    It can be seen on Linux if the SuperNode started this process, as it does by default, and not
     under `--isolation process`.
     """
     for process in _ancestors():
@@ -65,15 +65,17 @@ def _command_line(process: Path) -> list[str]:
 
 def _trusted_entities(words: list[str]) -> str | None:
     """Return the file that the option names; argparse takes any unambiguous start of its name."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name.startswith("--t") and ENTITIES_OPTION.startswith(name):
-            return value if equals else [*words, ""][place + 1]
+            if equals:
+                return value
+            return [*words, ""][index + 1]
     return None
 
 
 def _names_a_key(process: Path, trusted: str) -> bool:
-    """Return whether the file has a key: Flower takes an empty one for no option at all."""
+    """Tell whether the file has a key: Flower ignores the option with an empty one."""
     with suppress(OSError):
         file = Path(trusted).expanduser()
         return _KEY_TYPE in (process / "cwd" / file).read_text(errors="replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -25,7 +26,7 @@ from .compression import compression_mod
 from .identity import identity_handler
 from .node_privacy import NodePrivacy
 from .records import instruction_of, only_record
-from .simulated_failures import note_failure, told_failures_mod, unless_simulated
+from .simulated_failures import failures_mod, note_failure, unless_simulated
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -33,31 +34,29 @@ logger = logging.getLogger("flwr.fl_dp.client")
 def client_noise_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Clip and noise the update in a train reply, as the round's instruction says.
 
-    Works in front of any handler that replies with one ArrayRecord, the trained model under the
-    names of the message. `noised_client_app` and `numpy_client_app` put it where no other mod
-    touches the reply after it but `compression_mod`, and tell the server before the first round
-    that it is there. Messages that are not of kind train, or whose instruction asks for no client
-    noise, pass.
+    It works in front of any handler that replies with one ArrayRecord, the trained model under the
+    names of the message. In `noised_client_app` and `numpy_client_app` no other mod touches the
+    reply after it but `compression_mod`, and the server is told before the first round that it is
+    there. Messages that are not of kind train, or whose instruction asks for no client noise, pass.
 
     Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
     unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
-    the reply, the server included. The noise parameters come from the server; with a ledger of the
-    node's own (`NodePrivacy`) each reply is charged before training, and what would exceed the
+    the reply, the server included. The noise parameters come from the server. With a ledger of the
+    node's own (`NodePrivacy`) each reply is charged before training. A reply that would exceed the
     budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
-    nobody can tell from any other. The reply says which noise is in it, and the server uses none
-    that does not. Nothing else leaves: integer and boolean arrays go back as they came, metrics are
-    dropped, `num-examples` is 1, and a handler that raises, replies with an error or returns
+    can't be distinguished from any other. The reply names its noise, and the server uses none
+    without that name. Nothing else leaves: integer and boolean arrays go back as they came, metrics
+    are dropped, `num-examples` is 1. A handler that raises, replies with an error or returns
     anything malformed or not finite sends the same noise around a zero update. That the node
     replied, and when, is not hidden.
 
     Raises:
-        ValueError: If the instruction asks for something that would leave without noise or for
-            noise that is out of range, or the message has not exactly one model. It never depends
-            on the node's data.
+        ValueError: The instruction asks for something that would leave without noise or for noise
+            that is out of range, or the message has not exactly one model. It never depends on the
+            node's data.
     """
     instruction = instruction_of(message)
-    noise = None if instruction is None else _noise_of(instruction)
-    if instruction is None or noise is None:
+    if instruction is None or (noise := _noise_of(instruction)) is None:
         return call_next(message, context)
     scheme = noise.mechanism()
     content = released_content(
@@ -79,27 +78,27 @@ def released_content(
     charge: Callable[[], None],
     release: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> RecordDict:
-    """Let a handler train, and return the model with what may leave of its update.
+    """Let a handler train, and return the model with the released part of its update.
 
-    Nothing else of the handler's reply is used. What fails counts as a zero update.
+    Nothing else of the handler's reply is used. A failure counts as a zero update.
 
     Args:
-        message: With one model.
-        context: The node's.
+        message: A message with one model.
+        context: The node's context.
         call_next: The handler.
         charge: Pays for the release before the handler is called. It raises
-            `PrivacyBudgetExhausted` where nothing may be trained any more.
-        release: Returns what may leave of an update, float64 of shape `(size,)`; of one that is not
-            finite, too.
+            `PrivacyBudgetExhausted` if nothing may be trained any more.
+        release: Returns the private form of an update, float64 of shape `(size,)`. The update may
+            be not finite.
 
     Returns:
         One ArrayRecord under the message's key, and `num-examples` of 1.
 
     Raises:
-        ValueError: If the message has not exactly one model. It never depends on the node's data.
+        ValueError: The message has not exactly one model. It never depends on the node's data.
     """
     key, received = only_record(message.content.array_records, "ArrayRecord")
-    # A copy: a handler may train in place, inside the message, and what is kept goes back.
+    # A copy, as a handler may train in place, inside the message, and other arrays go back.
     model = ArrayRecord({name: copy(array) for name, array in received.items()})
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
@@ -107,7 +106,7 @@ def released_content(
     line = unless_simulated("the client failed, and counts as a zero update")
     with Contained(line) as attempt:
         try:
-            # Where it is caught: a reply after a budget is spent looks like any other.
+            # Inside the block, so that a reply after a spent budget looks like any other.
             charge()
             reply = call_next(message, context)
             if reply.has_error():
@@ -118,7 +117,7 @@ def released_content(
     note_failure(attempt.failure)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
     private = layout.unflatten(origin, release(update))
-    # The weight is 1 for everybody: the number of records would be a release of its own.
+    # The weight is always 1: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
     return RecordDict({key: sent, METRICS_KEY: metrics})
 
@@ -131,16 +130,16 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
         ... def train(message, context): ...
 
     Privacy: that of `client_noise_mod`, which is around every train function. The app tells the
-    server so before the first round: under a training with noise at the clients, an app that can't
-    is refused there, and is asked for nothing.
+    server so before the first round. Under a training with noise at the clients, an app that can't
+    do this is refused there, and is asked for nothing.
 
     Args:
         mods: Mods around the app's functions, outermost first; they run inside the noise.
 
     Raises:
-        ValueError: If `mods` has a mod that this app has already.
+        ValueError: `mods` has a mod that this app has already.
     """
-    app = ClientApp(mods=[told_failures_mod, *with_noise(mods, of="noised_client_app")])
+    app = ClientApp(mods=[failures_mod, *with_noise(mods, of="noised_client_app")])
     identity = identity_handler(
         app="noised_client_app of fl-dp", mods=mods or (), abilities=(Ability.NOISE,)
     )
@@ -149,10 +148,10 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
 
 
 def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
-    """Return mods of an app with the noise outside them, and what makes updates short outside that.
+    """Return mods of an app with the noise outside them, and compression outside that.
 
     Raises:
-        ValueError: If one of these is among the mods: noise would be added twice.
+        ValueError: One of these is among the mods: noise would be added twice.
     """
     outside: list[Mod] = [compression_mod, client_noise_mod]
     for mod in outside:
@@ -162,11 +161,7 @@ def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
 
 
 def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
-    """Return the noise that an instruction asks for.
-
-    Raises:
-        ValueError: If it asks for more than the private update.
-    """
+    """Return the noise that an instruction asks for."""
     if instruction.client_noise is None:
         return None
     if instruction.sums_units:
@@ -181,22 +176,16 @@ def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
 
 
 def charge_noise(noise: NoiseInstruction, message: Message, context: Context) -> None:
-    """Write a reply with this noise to the node's ledger, if it keeps one.
-
-    It comes before anything is computed.
-
-    Args:
-        noise: That of the reply.
-        message: The message that asks for it.
-        context: The node's.
+    """Write a reply with this noise to the node's ledger, if it has one, before any computation.
 
     Raises:
-        PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
-        ValueError: If the node keeps a ledger and nobody says how much may be spent.
+        PrivacyBudgetExhausted: It would exceed what the server or the node's owner allows.
+        ValueError: The node has a ledger and there is no budget.
     """
-    configs = message.content.config_records.values()
-    config = {key: value for each in configs for key, value in each.items()}
-    node = NodePrivacy.of(context, config)
+    config: dict[str, Any] = {}
+    for record in message.content.config_records.values():
+        config |= record
+    node = NodePrivacy.from_context(context, config)
     if node.ledger is None:
         return
     limit = node.limit_of_noise(noise)

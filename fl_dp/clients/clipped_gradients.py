@@ -1,9 +1,9 @@
 """Sums of clipped gradients of single records, whose sensitivity rounding can't raise.
 
-What DP-SGD needs is a sum that moves by at most the clipping norm when one record is left out. In
-float32 it can move further: norms of ten million parameters come out 0.8 % short, and sums in half
-precision lose whole gradients. So a gradient is taken as exact; its norm, its clip factor and the
-sum are float64, rounded so that a norm never comes out short. A record whose gradient is not finite
+DP-SGD needs a sum that moves by at most the clipping norm when one record is left out. In float32
+it can move further: norms of ten million parameters come out 0.8 % short, and sums in half
+precision lose whole gradients. So a gradient is treated as exact; its norm, its clip factor and the
+sum are float64, rounded so that a norm is never too short. A record whose gradient is not finite
 has none, and one that raises has none, alone.
 """
 
@@ -27,7 +27,7 @@ _ENTRIES = 1 << 22  # of float64 at a time
 _ENTRIES_IN_CACHE = 1 << 16
 _BLOCK = 64
 _OF_BLOCKS = 1.0 + 2.0**-18
-"""Bounds what float32 can lose of the squares of a block of entries: (64 + 1) 2^-24."""
+"""Bound on the float32 rounding error of the squares of a block of entries: (64 + 1) 2^-24."""
 _JUST_BELOW_ONE = 1.0 - 2.0**-40  # more than the rounding errors of norms and factors
 
 Clip = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -48,14 +48,14 @@ class Gradients(Protocol):
 
         Args:
             inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first.
-            targets: Records first.
-            clip: To be called once.
+            targets: Targets, records first.
+            clip: Returns clip factors; it has to be called once.
 
         Returns:
             For each trained parameter, float64 of its shape; None: it took no part.
 
         Raises:
-            Exception: Whatever model and loss raise at these records.
+            Exception: Any error of model and loss at these records.
         """
 
 
@@ -68,9 +68,10 @@ class ClippedGradients:
     covered.
 
     Attributes:
-        totals: Of each trained parameter, float64 of its shape, on its device; filled by `add`.
-        records: Those whose gradient is in them: finite, be it zero.
-        failures: Records that raised, since the beginning.
+        totals: Sum for each trained parameter, float64 of its shape, on its device; filled by
+            `add`.
+        records: Number of records in the sums: their gradient is finite, perhaps zero.
+        failures: Number of records that raised, since the beginning.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ClippedGradients:
         clipping_norm: float,
         at_once: int | None,
     ) -> None:
-        """Begin with zero.
+        """Start with zero.
 
         Args:
             template: The model.
@@ -95,7 +96,7 @@ class ClippedGradients:
         self._gradients = gradients
         self._norm = clipping_norm
         self._at_once = at_once
-        self._found = 0
+        self._finite = 0
 
     def add(self, inputs: Any, targets: Tensor) -> None:
         """Add the clipped gradients of a batch; a record that raises adds nothing.
@@ -103,10 +104,12 @@ class ClippedGradients:
         Args:
             inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first. On
                 any device.
-            targets: Records first.
+            targets: Targets, records first.
         """
         count = len(targets)
-        parts = _rows(0, count, self._at_once or count) if count else []
+        if not count:
+            return
+        parts = _rows(0, count, self._at_once or count)
         while parts:
             part = parts.pop()
             with Contained() as attempt:
@@ -120,7 +123,7 @@ class ClippedGradients:
             elif size > 1:
                 parts += _rows(part.start, part.stop, 1)
             else:
-                self._say_once(attempt.failure)
+                self._log_once(attempt.failure)
                 self.failures += 1
 
     def start_again(self) -> None:
@@ -129,24 +132,26 @@ class ClippedGradients:
         torch._foreach_zero_(self.totals)
 
     def clip(self, squares: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what scales each gradient, `(k,)`, and which of `n` have one; None: all have."""
+        """Return each gradient's factor, `(k,)`, and which of `n` are finite; None: all are."""
         norms = squares.sqrt()
-        finite = torch.isfinite(norms)
-        kept = None if bool(finite.all()) else finite.nonzero().flatten()
-        norms = norms if kept is None else norms[kept]
-        self._found = len(norms)
-        return (self._norm / norms).clamp(max=1.0) * _JUST_BELOW_ONE, kept
+        is_finite = torch.isfinite(norms)
+        finite = None
+        if not bool(is_finite.all()):
+            finite = is_finite.nonzero().flatten()
+            norms = norms[finite]
+        self._finite = len(norms)
+        return (self._norm / norms).clamp(max=1.0) * _JUST_BELOW_ONE, finite
 
     def _add(self, inputs: Any, targets: Tensor) -> None:
         """Add a part of a batch; if it raises, nothing of it was added."""
-        self._found = 0
+        self._finite = 0
         added = self._gradients.clipped_sums(inputs, targets, self.clip)
         for total, part in zip(self.totals, added, strict=True):
             if part is not None:
                 total += part.reshape(total.shape)
-        self.records += self._found
+        self.records += self._finite
 
-    def _say_once(self, failure: BaseException | None) -> None:
+    def _log_once(self, failure: BaseException | None) -> None:
         if not self.failures:  # it may be every record, in every step
             logger.error("a record has no gradient, and counts as zero", exc_info=failure)
 
@@ -155,14 +160,17 @@ def clipped_sum(samples: Sequence[Tensor | None], clip: Clip) -> list[Tensor | N
     """Return the sum of clipped gradients.
 
     Args:
-        samples: Of each parameter the gradient of each record, `(n, *shape)`; None: it has none.
+        samples: For each parameter the gradient of each record, `(n, *shape)`; None: it has none.
         clip: See `Gradients.clipped_sums`.
     """
     squares = [squared_norms(sample) for sample in samples if sample is not None]
     if not squares:
         return [None] * len(samples)
-    factors, kept = clip(torch.stack(squares).sum(0))
-    return [None if each is None else weighted(each, factors, kept) for each in samples]
+    factors, finite = clip(torch.stack(squares).sum(0))
+    sums: list[Tensor | None] = []
+    for sample in samples:
+        sums.append(None if sample is None else weighted(sample, factors, finite))
+    return sums
 
 
 def squared_norms(samples: Tensor) -> Tensor:
@@ -180,10 +188,11 @@ def squared_norms(samples: Tensor) -> Tensor:
     return squares * _OF_BLOCKS
 
 
-def weighted(samples: Tensor, factors: Tensor, kept: Tensor | None) -> Tensor:
-    """Return the float64 sum of scaled gradients, those of `kept` records."""
+def weighted(samples: Tensor, factors: Tensor, finite: Tensor | None) -> Tensor:
+    """Return the float64 sum of scaled gradients of the `finite` records; None: of all."""
     flat = samples.reshape(len(samples), -1)
-    flat = flat if kept is None else flat[kept]
+    if finite is not None:
+        flat = flat[finite]
     return torch.cat([factors @ part.to(WIDE) for part in _parts(flat)]).view(samples.shape[1:])
 
 
@@ -210,7 +219,9 @@ def outputs_of(model: Any, inputs: Any) -> Any:
     """Run a model on a batch's inputs."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
 
 
 def _rows(start: int, stop: int, size: int) -> list[slice]:
@@ -221,7 +232,7 @@ def _rows(start: int, stop: int, size: int) -> list[slice]:
 
 
 def lacks_memory(failure: BaseException) -> bool:
-    """Tell whether something failed as memory ran out."""
+    """Tell whether a failure means that memory ran out."""
     if isinstance(failure, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)

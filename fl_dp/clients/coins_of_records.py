@@ -1,9 +1,9 @@
 """Coins that several records of one pass would share, or that somebody knows.
 
-Records of a pass draw from torch's generator together, each its own numbers, which nobody knows. A
-number of Python's or NumPy's is one for all of them: which records have it in common depends on how
-many there are. And numbers of a generator with a seed of the model's own are known, and go by a
-record's place in the pass. Either way one record that is left out moves the gradients of others.
+Records of a pass draw from torch's generator together, each its own unknown numbers. A number of
+Python's or NumPy's is shared by all of them, and depends on how many records there are. Numbers of
+a generator with a seed of the model's own are known, and depend on a record's index in the pass. In
+both cases, leaving out one record moves the gradients of others.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch.overrides import TorchFunctionMode
 
 
 class SharedCoins(RuntimeError):
-    """Records of a pass drew numbers that are not each record's own: each is to go alone."""
+    """Records of a pass drew numbers that are not each record's own: they have to go one by one."""
 
 
 class CoinsOfRecords(TorchFunctionMode):
-    """A pass whose records have secret coins of their own, or that raises.
+    """A pass that raises unless its records have secret coins of their own.
 
-    Python's and NumPy's generators are looked at once, at the end; torch's at each call, as a seed
-    may be taken back. What a C extension draws by itself is not seen.
+    Python's and NumPy's generators are checked once, at the end; torch's at each call, as a seed
+    may be set back. Draws of a C extension by itself are not seen.
     """
 
     def __init__(self, records: int) -> None:
-        """Take a pass of that many records; one alone may draw what it likes."""
+        """Prepare a pass of that many records; a single record may draw any numbers."""
         super().__init__()
         self._several = records > 1
         self._seed, self._state = torch.initial_seed(), torch.get_rng_state()
-        self._before = _of_the_process()
+        self._before = _process_states()
 
     def __torch_function__(
         self,
@@ -46,14 +46,13 @@ class CoinsOfRecords(TorchFunctionMode):
         """Run one function of torch.
 
         Raises:
-            SharedCoins: If several records would draw from a generator with a known seed.
+            SharedCoins: Several records would draw from a generator with a known seed.
         """
-        named = kwargs or {}
-        if self._several and (
-            torch.initial_seed() != self._seed or named.get("generator") is not None
-        ):
+        kwargs = kwargs or {}
+        seeded = torch.initial_seed() != self._seed or kwargs.get("generator") is not None
+        if self._several and seeded:
             raise SharedCoins("the model seeds torch's generator, or has one of its own")
-        return func(*args, **named)
+        return func(*args, **kwargs)
 
     def __exit__(
         self,
@@ -64,16 +63,16 @@ class CoinsOfRecords(TorchFunctionMode):
         """End the pass.
 
         Raises:
-            SharedCoins: If several records drew numbers of Python's or NumPy's generators.
+            SharedCoins: Several records drew numbers of Python's or NumPy's generators.
         """
         super().__exit__(kind, failure, traceback)  # type: ignore[no-untyped-call]  # torch
-        if torch.initial_seed() != self._seed:  # the next pass is to have unknown coins again
+        if torch.initial_seed() != self._seed:  # the next pass needs unknown coins again
             torch.set_rng_state(self._state)
             torch.manual_seed(int(torch.randint(1 << 62, ())))
-        if failure is None and self._several and _of_the_process() != self._before:
+        if failure is None and self._several and _process_states() != self._before:
             raise SharedCoins("the model draws numbers of random or numpy.random")
 
 
-def _of_the_process() -> tuple[Any, ...]:
+def _process_states() -> tuple[Any, ...]:
     state: Any = np.random.get_state(legacy=True)
     return random.getstate(), state[1].tobytes(), state[2:]

@@ -1,4 +1,4 @@
-"""Compression at the client: the last thing that happens to an update before it leaves."""
+"""Compression at the client: the last step before an update leaves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .records import instruction_of, only_record
 def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Widen the model in a message, and encode the update in the reply as the instruction says.
 
-    Works in front of any handler that replies with one ArrayRecord, the trained model under the
+    It works in front of any handler that replies with one ArrayRecord, the trained model under the
     names of the message:
 
         >>> app = ClientApp(mods=[compression_mod])
 
-    Put it first: an update is encoded when it is as private as it will be. `numpy_client_app` and
-    `noised_client_app` have it built in. Integer and boolean arrays do not travel back; the
-    other records of a reply do. Messages that ask for no encoding pass.
+    Put it first, so that an update is encoded after all noise. `numpy_client_app` and
+    `noised_client_app` have it built in. Integer and boolean arrays do not travel back; the other
+    records of a reply do. Messages that ask for no encoding pass.
 
     Raises:
-        ValueError: If the model can't be read, the instruction asks to encode a sum in grid steps,
+        ValueError: The model can't be read, the instruction asks to encode a sum in grid steps,
             which has to stay exact, or the update is not finite.
-        RefusedUpdate: If the reply has not exactly one ArrayRecord, or one that is not the model's.
+        RefusedUpdate: The reply has not exactly one ArrayRecord, or one that is not the model's.
     """
     for key, model in list(message.content.array_records.items()):
         message.content[key] = widen(model)
@@ -44,9 +44,10 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
     if reply.has_error():
         return reply
     update = layout.flatten(only_array_record(reply.content)) - origin
-    # Whatever has to stay secret was settled before: this randomness need not be secure.
+    # The update is private already, so this randomness need not be secure.
     encoded = instruction.compression.encode(update, np.random.default_rng())
-    others = {
-        key: record for key, record in reply.content.items() if not isinstance(record, ArrayRecord)
-    }
-    return Message(RecordDict({ENCODED_UPDATE: encoded} | others), reply_to=message)
+    content = RecordDict({ENCODED_UPDATE: encoded})
+    for key, record in reply.content.items():
+        if not isinstance(record, ArrayRecord):
+            content[key] = record
+    return Message(content, reply_to=message)

@@ -1,6 +1,6 @@
 """A process of its own for the app's code: it ends at a fixed time, and delays no other answer.
 
-A thread would not do. Code that holds the interpreter's lock delays every answer of its process,
+A thread would not do: code that holds the interpreter's lock delays every answer of its process,
 and no thread can be ended.
 """
 
@@ -30,34 +30,34 @@ _PART = 1 << 20  # bytes
 class Apart:
     """Work in a process of its own, which is forked now and begins when its result is asked for.
 
-    It knows what this process knows now, and nothing of what comes later. One array comes back;
-    whatever else it changes, it changes for itself alone.
+    It has this process's present state, and no later one. One array comes back; all other changes
+    stay in its process.
     """
 
     def __init__(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> None:
         """Fork.
 
         Args:
-            work: Returns float64 of shape `(size,)`; what it raises is logged.
-            size: Of its result.
+            work: Returns float64 of shape `(size,)`; its errors are logged.
+            size: Size of the result.
             until: Time by `clock.now` at which it is over.
 
         Raises:
-            OSError: If the system has no process left.
+            OSError: The system has no process left.
         """
         self._size, self._until, self._ended = size, until, False
         gate, self._gate = os.pipe()
         self._results, results = os.pipe()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # what is in them would be written twice
+            stream.flush()  # unflushed text would be written twice
         with warnings.catch_warnings():
-            # Of other threads: the child takes nothing that they may hold (decision 161).
+            # It warns of other threads; the child takes no lock that they may hold (decision 161).
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self._process = os.fork()
             except OSError:
-                for each in (gate, self._gate, self._results, results):
-                    os.close(each)
+                for descriptor in (gate, self._gate, self._results, results):
+                    os.close(descriptor)
                 raise
         if not self._process:
             os.close(self._gate)
@@ -69,25 +69,25 @@ class Apart:
         os.close(results)
 
     def result(self) -> NDArray[np.float64] | None:
-        """Let the work begin, wait for it and end it; None if it failed, or its time is over."""
+        """Start the work, wait for it and end it; None if it failed, or its time is over."""
         try:
             return self._received()
         finally:
             self.end()
 
     def end(self) -> None:
-        """End the process with what it has started, done or not; once is enough.
+        """End the process and its children, done or not; a second call does nothing.
 
-        What it started in a session of its own goes on.
+        Children that have started a session of their own survive.
         """
         if self._ended:
             return
         self._ended = True
         os.close(self._gate)
         os.close(self._results)
-        with suppress(ProcessLookupError, PermissionError):  # macOS, of those that have ended
+        with suppress(ProcessLookupError, PermissionError):  # macOS denies it for ended processes
             os.killpg(self._process, signal.SIGKILL)
-        with suppress(ChildProcessError):  # of an app that ignores SIGCHLD
+        with suppress(ChildProcessError):  # an app may ignore SIGCHLD
             os.waitpid(self._process, 0)
 
     def __enter__(self) -> Self:
@@ -103,8 +103,8 @@ class Apart:
         with suppress(BrokenPipeError):
             os.write(self._gate, b"1")
         while len(received) < wanted:
-            left = self._until - clock.now()
-            if left <= 0.0 or not clock.readable(self._results, left):
+            remaining = self._until - clock.now()
+            if remaining <= 0.0 or not clock.readable(self._results, remaining):
                 return None
             part = os.read(self._results, min(_PART, wanted - len(received)))
             if not part:
@@ -116,25 +116,26 @@ class Apart:
 def _live(
     work: Callable[[], NDArray[np.float64]], size: int, *, gate: int, results: int, until: float
 ) -> NoReturn:
-    """Be the process: wait for the gate to open, work, send, end."""
+    """Run in the child: wait for the gate to open, work, send, end."""
 
     def send() -> None:
         try:
-            done = np.ascontiguousarray(work(), dtype=np.float64)
-            if done.shape != (size,):
-                raise ValueError(f"the work gave shape {done.shape} in place of ({size},)")
-            left = memoryview(done.tobytes())
-            while left:
-                left = left[os.write(results, left) :]
+            values = np.ascontiguousarray(work(), dtype=np.float64)
+            if values.shape != (size,):
+                raise ValueError(f"the work gave shape {values.shape} in place of ({size},)")
+            unsent = memoryview(values.tobytes())
+            while unsent:
+                unsent = unsent[os.write(results, unsent) :]
         except BaseException:  # an exit, too
             logger.exception("work in a process of its own failed")
 
     try:
         with suppress(OSError):
             os.setpgid(0, 0)
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-            signal.signal(each, signal.SIG_DFL)  # Flower's would report the end of its own process
-        # By the system: its parent may be gone by then, and the work hold the interpreter's lock.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            # Flower's handler would report the end of its own process.
+            signal.signal(number, signal.SIG_DFL)
+        # A timer of the system, as the parent may be gone and the work hold the interpreter's lock.
         signal.setitimer(signal.ITIMER_REAL, max(0.0, until - clock.now()) + _GRACE)
         if os.read(gate, 1):
             # OpenMP's pool of the thread that forked has no threads here, and would wait for them.

@@ -21,19 +21,19 @@ from flwr.clientapp.typing import ClientAppCallable
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _PROCESS_OF_ONE_MESSAGE = "flwr-clientapp"
-_LONGEST = 30 * 86_400.0  # what the clock of a watchdog takes, whatever a server writes
+_LONGEST = 30 * 86_400.0  # seconds that a watchdog's clock can take, whatever a server writes
 _GRACE = 5.0
 _EXIT_CODE = 1
-_STDERR = 2  # the process's own, whatever an app has put in place of sys.stderr
+_STDERR = 2  # the process's own, even if an app has replaced sys.stderr
 
 
 def deadline_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """End this process if the message is not answered within its time to live.
 
-    On a real SuperNode Flower starts a process for each message. The time counts from when the
-    message was received: the clocks of server and node may differ, and nobody waits for a reply
-    that comes later than that. The SuperNode notices within a minute that the process is gone,
-    replies with an error and takes the next message. The node's own log says where the client hung.
+    On a real SuperNode Flower starts a process for each message. The time counts from the receipt
+    of the message, as the clocks of server and node may differ, and nobody waits for a later reply.
+    The SuperNode notices within a minute that the process is gone, replies with an error and takes
+    the next message. The node's own log says where the client hung.
 
     `numpy_client_app` has it built in. For an app of your own put it first:
 
@@ -48,7 +48,7 @@ def deadline_mod(message: Message, context: Context, call_next: ClientAppCallabl
 
 
 def _has_process_of_its_own() -> bool:
-    # Not "no simulation": where it is unknown whose process this is, nobody may end it.
+    # Not "no simulation": a process of unknown origin must not be ended.
     return Path(sys.argv[0]).stem == _PROCESS_OF_ONE_MESSAGE
 
 

@@ -1,24 +1,23 @@
-"""DP-SGD with randomness that nobody can predict, and sums that are bounded by construction.
+"""DP-SGD with unpredictable randomness, and sums that are bounded by construction.
 
-Each record's gradient is computed from that record alone (`SingleRecords`), or by Opacus where its
+Each record's gradient is computed from that record alone (`SingleRecords`), or by Opacus if its
 user chose that. The coins of the Poisson samples and the noise come from the operating system's
-randomness, the noise as integers on a fixed grid, where Opacus would take torch's generator, which
-can be predicted from its output. Gradients are clipped and added up in float64
-(`ClippedGradients`). A record that can't be read, or whose gradient is not finite or can't be
-computed at all, counts as one whose gradient is zero: with Opacus alone it would turn the whole
-model into NaN or stop the training, and so show that it is there. And samples without a record,
-which happen, are steps of noise alone.
+randomness, the noise as integers on a fixed grid; Opacus uses torch's generator, which can be
+predicted from its output. Gradients are clipped and added up in float64 (`ClippedGradients`). A
+record that can't be read, or whose gradient is not finite or can't be computed at all, counts as
+one with gradient zero. With Opacus alone it would turn the whole model into NaN or stop the
+training, and so show its presence. An empty sample, which happens, is a step of noise alone.
 
-What leaves is the start and the noised sums, through the optimizer. It is never read back from a
-module that has seen a record.
+The start and the noised sums leave, through the optimizer. Nothing is read back from a module that
+has seen a record.
 
 Coins of dropout and augmentation are secret, too: the process's generators are seeded from the
-operating system's randomness for each step, and put back afterwards. Records of a pass draw
-together, so a record that is not there moves the others to other coins. These have the same law,
-are independent, and nobody knows them: the law of the others' sum is what it was.
+operating system's randomness for each step, and restored afterwards. Records of a pass draw
+together, so a missing record moves the others to other coins. These have the same law, are
+independent and unknown, so the law of the others' sum is unchanged.
 
-What is not covered: a kernel that computes a record's gradient differently in batches of other
-sizes, and how long a step takes.
+Not covered: a kernel that computes a record's gradient differently in batches of other sizes, and
+how long a step takes.
 
 References:
     Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
@@ -64,25 +63,26 @@ def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Arguments):
-    """Choices in a client's training; none of them changes what is promised.
+    """Choices in a client's training; none of them changes the promise.
 
     Attributes:
         optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its
             state is new in each round, as clients come and go; momentum or Adam's moments of one
             round are computed from private gradients, so they cost nothing.
-        criterion: Loss of a batch with `reduction="mean"`. What is used is each record's own loss:
-            class weights do not divide it by the weights of the batch, and what is ignored in a
-            record counts as zero in its mean. `LossInOutputs` for models that compute it.
-        expected_batch_size: What the noisy sum of a step is divided by: a public constant, usually
-            the sampling rate times a typical client's records. None: `rate * records` of this
-            client, rounded down, as Opacus does; then how many records a client has is public.
+        criterion: Loss of a batch with `reduction="mean"`. Training uses each record's own loss:
+            class weights do not divide it by the weights of the batch, and ignored parts of a
+            record count as zero in its mean. `LossInOutputs` for models that compute it.
+        expected_batch_size: Divisor of a step's noisy sum: a public constant, usually the sampling
+            rate times a typical client's records. None: `rate * records` of this client, rounded
+            down, as Opacus does; then how many records a client has is public.
         grad_sample_mode: `vmap`: each record alone. `hooks` and `ghost` are Opacus'; they are right
             where every layer's rows are records, and need an example. Ghost clipping never holds
             gradients of single records, for large models.
-        physical_batch_size: Most records at once in memory; None: what fits into this process's
-            share of it.
+        physical_batch_size: Most records at once in memory. None: what fits into this process's
+            share.
         example: A made-up batch of at least one record, as the loader would make it. The training
-            is tried on it before anything is charged. None: what does not train shows in the log.
+            is tried on it before anything is charged. None: errors of training show only in the
+            log.
         input_key: Where batches are mappings: the key of the inputs, or a tuple of keys that are
             the model's keyword arguments. None: the only tensor besides the targets.
         target_key: The key of the targets. None: `label`, `labels`, `target` or `targets`.
@@ -103,7 +103,7 @@ class DPSGD(Arguments):
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
-        """Return what adds up the clipped gradients of records of a model.
+        """Return a `RecordGradients` for a model, which adds up its records' clipped gradients.
 
         Args:
             template: The model.
@@ -111,16 +111,15 @@ class DPSGD(Arguments):
             rng: Seeds the coins of dropout and of reading.
 
         Raises:
-            ValueError: If the model can't be trained, on the example or by Opacus.
-            Exception: Whatever model and loss raise at the example.
+            ValueError: The model can't be trained, on the example or by Opacus.
+            Exception: Any error of model and loss at the example.
         """
         form = BatchForm(inputs=self.input_key, targets=self.target_key)
-        example = None if self.example is None else form.split(self.example)
+        example = None
+        if self.example is not None:
+            example = moved(form.split(self.example), template.device)
         gradients = gradients_of(
-            template,
-            LossOfEach(self.criterion),
-            mode=self.grad_sample_mode,
-            example=None if example is None else moved(example, template.device),
+            template, LossOfEach(self.criterion), mode=self.grad_sample_mode, example=example
         )
         return RecordGradients(
             template,
@@ -135,7 +134,7 @@ class DPSGD(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: A field is out of range.
         """
         read_fields(self, but=["criterion"])
         if self.grad_sample_mode not in GRAD_SAMPLE_MODES:
@@ -178,18 +177,19 @@ def train_with_dp_sgd(
     whose gradient is zero, alone.
 
     Args:
-        model: On its device; its trained parameters are changed in the end, and nothing else.
-        loader: Whose data set and collation are used; its batch size and its order are not. A batch
-            is a tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple
-            of them, or a mapping of keyword arguments. A collation of your own gets one record at a
+        model: A model on its device; its trained parameters are changed at the end, and nothing
+            else.
+        loader: Its data set and collation are used, and not its batch size and order. A batch is a
+            tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple of
+            them, or a mapping of keyword arguments. A collation of your own gets one record at a
             time, unless it is `RecordWise`.
-        plan: What is charged.
-        how: The rest.
-        rng: Of noise and coins; a fresh secure one by default.
+        plan: The plan that is charged.
+        how: All other choices.
+        rng: Source of noise and coins; a fresh secure one by default.
 
     Raises:
-        ValueError: If the model can't be trained.
-        Exception: Whatever `len(loader.dataset)`, the optimizer or a worker of the loader raises.
+        ValueError: The model can't be trained.
+        Exception: Any error of `len(loader.dataset)`, the optimizer or a worker of the loader.
     """
     participation = PrivateSteps(model, plan=plan, how=how, rng=rng)
     participation.read(loader)
@@ -208,25 +208,25 @@ def train_on_noise(
     """Take the steps of one participation in which no record has a gradient.
 
     Args:
-        model: Changed in place.
-        records: How many there are, for a denominator that is not a constant; 0 if unknown.
-        plan: What is charged.
-        how: As in training.
-        rng: Of the noise; a fresh secure one by default.
+        model: The model, changed in place.
+        records: Number of records, for a denominator that is not a constant; 0 if unknown.
+        plan: The plan that is charged.
+        how: The same as in training.
+        rng: Source of the noise; a fresh secure one by default.
     """
     template = ModuleTemplate(model)
     parameters = list(template.parameters.values())
     optimizer = how.optimizer(parameters)
-    noise = _Noise(parameters, plan, how, records, SecureRandom() if rng is None else rng)
-    nothing = template.zeros()
+    noise = _Noise(parameters, plan, how, records, rng or SecureRandom())
+    zeros = template.zeros()
     for _ in range(plan.steps):
-        noise.release(nothing)
+        noise.release(zeros)
         optimizer.step()
     template.write_to(model)
 
 
 class PrivateSteps:
-    """The steps of one participation, prepared: nothing of that depends on a record.
+    """The steps of one participation, prepared without a look at any record.
 
     Attributes:
         template: Holds the parameters, which the steps change.
@@ -243,13 +243,13 @@ class PrivateSteps:
         """Copy a model and make the optimizer.
 
         Raises:
-            ValueError: If the model can't be trained; see `DPSGD.gradients`.
-            TypeError: If `how.optimizer` makes none.
+            ValueError: The model can't be trained; see `DPSGD.gradients`.
+            TypeError: `how.optimizer` makes no optimizer.
         """
         self.template = ModuleTemplate(model)
         self._plan = plan
         self._how = how
-        self._rng = SecureRandom() if rng is None else rng
+        self._rng = rng or SecureRandom()
         self._parameters = list(self.template.parameters.values())
         self._optimizer = how.optimizer(self._parameters)
         if not isinstance(self._optimizer, Optimizer):
@@ -269,7 +269,7 @@ class PrivateSteps:
 
     @property
     def records(self) -> int:
-        """How many records there are; 0 before `read`."""
+        """Number of records; 0 before `read`."""
         return self._gradients.records
 
     def read(self, loader: DataLoader[Any]) -> None:
@@ -277,10 +277,11 @@ class PrivateSteps:
         self._gradients.read(loader)
 
     def train(self) -> None:
-        """Take the steps, with the records that were read. See `train_with_dp_sgd`."""
+        """Take the steps with the records that were read. See `train_with_dp_sgd`."""
         plan, how = self._plan, self._how
         noise = _Noise(self._parameters, plan, how, self.records, self._rng)
-        samples = _poisson_samples(self.records, plan, self._rng if how.secure_randomness else None)
+        coins = self._rng if how.secure_randomness else None
+        samples = _poisson_samples(self.records, plan, coins)
 
         def step(totals: Sequence[Tensor]) -> None:
             noise.release(totals)
@@ -302,17 +303,17 @@ def _poisson_samples(
         yield np.flatnonzero(random.bernoulli(plan.sampling_rate, records)).tolist()
 
 
-@lru_cache(maxsize=1024)  # each is said once
+@lru_cache(maxsize=1024)  # logs each line once
 def _log_noise(plan: RecordPlan, coordinates: int, batch_size: float) -> None:
-    """Log how much the noise of one client's training leaves of its gradients."""
-    left = noise_left_of_records(
+    """Log how much noise there is in one client's training, relative to its gradients."""
+    noise = noise_left_of_records(
         plan, coordinates, batch_size=batch_size, clients=1.0, rounds=plan.participations
     )
-    logger.info("DP-SGD of this client alone: %s", left.in_words)
+    logger.info("DP-SGD of this client alone: %s", noise.in_words)
 
 
 class _Noise:
-    """Makes of a step's sum the gradient that the optimizer gets: noise, then the denominator."""
+    """Makes the optimizer's gradient from a step's sum: adds noise, then divides."""
 
     def __init__(
         self,
@@ -324,11 +325,12 @@ class _Noise:
     ) -> None:
         self._parameters = parameters
         self._std = plan.noise_multiplier * plan.clipping_norm
-        size = how.expected_batch_size
-        self._size = max(1, int(records * plan.sampling_rate)) if size is None else size
+        self._size: float = max(1, int(records * plan.sampling_rate))
+        if how.expected_batch_size is not None:
+            self._size = how.expected_batch_size
         self._secure = how.secure_randomness
         self._random = random
-        coordinates = sum(each.numel() for each in parameters)
+        coordinates = sum(parameter.numel() for parameter in parameters)
         # Rounding the sum to the grid can move it by a step in each coordinate.
         planned = GaussianMechanism(
             noise_multiplier=plan.noise_multiplier, clipping_norm=plan.clipping_norm
@@ -340,17 +342,17 @@ class _Noise:
     def release(self, totals: Sequence[Tensor]) -> None:
         """Set the parameters' gradients to the private mean."""
         if not self._secure:
-            for each, total in zip(self._parameters, totals, strict=True):
-                noise = torch.normal(0.0, self._std, each.shape, device=each.device)
-                each.grad = ((total + noise) / self._size).to(each.dtype)
+            for parameter, total in zip(self._parameters, totals, strict=True):
+                noise = torch.normal(0.0, self._std, parameter.shape, device=parameter.device)
+                parameter.grad = ((total + noise) / self._size).to(parameter.dtype)
             return
-        steps = torch.cat([each.reshape(-1) for each in totals]).cpu().numpy()
+        steps = torch.cat([total.reshape(-1) for total in totals]).cpu().numpy()
         steps *= 1.0 / self._mechanism.grid
         drawn = self._mechanism.noise(steps.size, self._random)
         released = self._mechanism.release(np.trunc(steps, out=steps), drawn)
-        # Nothing is divided before the noise is in: rounding would count.
+        # Divided after the noise is added: a division before it would round the sum.
         released *= 1.0 / self._size
-        sizes = [each.numel() for each in self._parameters]
+        sizes = [parameter.numel() for parameter in self._parameters]
         private = torch.split(torch.from_numpy(released), sizes)
-        for each, part in zip(self._parameters, private, strict=True):
-            each.grad = part.view_as(each).to(each)
+        for parameter, part in zip(self._parameters, private, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter)

@@ -1,4 +1,4 @@
-"""A name for data that is the same wherever they lie and in whatever order."""
+"""A name for data that does not depend on their place or order."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def fingerprint(*columns: ArrayLike) -> str:
     It stays on the node, in its ledger: anyone who has it can test a guess of the whole data set.
 
     Args:
-        *columns: Arrays of equal length, a row each record: for instance features and labels.
+        *columns: Arrays of equal length, one row per record: for instance features and labels.
 
     Raises:
-        ValueError: If they differ in length, or hold Python objects.
+        ValueError: They differ in length, or hold Python objects.
     """
     arrays = [np.ascontiguousarray(column) for column in columns]
     lengths = {len(array) for array in arrays}
@@ -44,16 +44,16 @@ def fingerprint(*columns: ArrayLike) -> str:
 def fingerprint_of_files(folder: str | Path) -> str:
     """Return a SHA-256 fingerprint of all files below a folder, whatever their names.
 
-    It does not depend on how the files are read: a server that chooses columns and
-    classes can't choose two data sets to look alike. Each file's digest is kept until it changes.
+    It does not depend on how the files are read: a server that chooses columns and classes can't
+    make two data sets look alike. Each file's digest is cached until the file changes.
 
     Raises:
-        OSError: If one can't be read.
+        OSError: A file can't be read.
     """
     total = 0
     for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-        now = file.stat()
-        digest = _digest(file, now.st_size, now.st_mtime_ns)
+        status = file.stat()
+        digest = _digest(file, status.st_size, status.st_mtime_ns)
         total += int.from_bytes(digest, "big")
     return hashlib.sha256(f"files\n{total % _MODULUS:064x}".encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Making a torch module fit for DP-SGD: what has to change, and what is exchanged.
+"""Making a torch module fit for DP-SGD: the necessary changes, and the arrays that are exchanged.
 
 BatchNorm mixes the records of a batch, so that one record's gradient is not its own and clipping
-would not bound it; and its running statistics are released without noise. Opacus replaces it by
+does not bound it; and its running statistics are released without noise. Opacus replaces it by
 GroupNorm. Do it where the model is built, on the server and on every client, so that the arrays
 have the same names:
 
@@ -30,24 +30,25 @@ from fl_dp.model_arrays import distinct_state, set_arrays
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a model that DP-SGD can train, and what was changed.
+    """Return a model that DP-SGD can train, and the list of changes.
 
     Args:
-        model: Any module; itself unchanged. What Opacus knows a replacement for is replaced:
-            BatchNorm by GroupNorm (of one group for BatchNorm1d: of a vector, groups of one channel
-            leave nothing), InstanceNorm's statistics by none, LSTM, GRU, RNN and MultiheadAttention
-            by layers of the same weights, and activations in place by others.
+        model: Any module; itself unchanged. Opacus' replacements are made: GroupNorm for BatchNorm
+            (of one group for BatchNorm1d, as groups of one channel leave nothing of a vector),
+            InstanceNorm without statistics, LSTM, GRU, RNN and MultiheadAttention by layers of the
+            same weights. Activations no longer work in place.
 
     Raises:
-        ValueError: If parts remain that DP-SGD can't train, naming each.
+        ValueError: Parts remain that DP-SGD can't train; the text names each.
     """
     from opacus.validators import ModuleValidator
 
     before = dict(model.named_modules())
-    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     open_model = copy.deepcopy(model)
-    for each in open_model.parameters():
-        each.requires_grad_(True)  # Opacus replaces what is trainable, and frozen layers mix, too
+    for parameter in open_model.parameters():
+        # Opacus replaces trainable layers alone, and frozen ones mix records, too.
+        parameter.requires_grad_(True)
     _let_pickle_find_classes(open_model)
     try:
         fixed = ModuleValidator.fix(open_model)
@@ -56,11 +57,11 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             f"Opacus can't copy this model ({error}): write its classes at the top of a module, "
             "and import them from there"
         ) from error
-    for name, each in before.items():
-        if isinstance(each, nn.BatchNorm1d):
+    for name, layer in before.items():
+        if isinstance(layer, nn.BatchNorm1d):
             fixed = _replaced(fixed, name, _one_group(fixed.get_submodule(name)))
-    for name, each in fixed.named_parameters():
-        each.requires_grad_(name not in frozen)
+    for name, parameter in fixed.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     wrong = [str(error) for error in ModuleValidator.validate(fixed, strict=False)]
     if wrong:
         raise ValueError(f"Opacus knows no replacement for parts of this model: {'; '.join(wrong)}")
@@ -76,12 +77,12 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _let_pickle_find_classes(model: nn.Module) -> None:
-    """Name classes of the script that was started where pickle, which Opacus copies by, looks.
+    """Name the started script's classes where pickle, by which Opacus copies, looks for them.
 
     Ray hands them to its workers as they are, and there another script is `__main__`.
     """
     main = sys.modules["__main__"]
-    for kind in {type(each) for each in model.modules()}:
+    for kind in {type(module) for module in model.modules()}:
         if kind.__module__ == "__main__" and not hasattr(main, kind.__qualname__):
             setattr(main, kind.__qualname__, kind)
 
@@ -90,14 +91,15 @@ def require_trainable_privately(model: nn.Module) -> None:
     """Check that something is trained, and that no layer has statistics of batches.
 
     Raises:
-        ValueError: If not, naming the parts and the way out.
+        ValueError: One of the two does not hold; the text names the parts and the way out.
     """
-    wrong = [
-        f"{name} ({type(module).__name__}) has statistics of a batch, which nothing would train"
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm | _InstanceNorm)
-        and (isinstance(module, _BatchNorm) or module.track_running_stats)
-    ]
+    wrong = []
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) or (
+            isinstance(module, _InstanceNorm) and module.track_running_stats
+        ):
+            kind = type(module).__name__
+            wrong.append(f"{name} ({kind}) has statistics of a batch, which nothing would train")
     if wrong:
         raise ValueError(
             f"DP-SGD can't train this model: {'; '.join(wrong)}. Write "
@@ -112,19 +114,19 @@ def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[
     """Return the names of the arrays that travel, in order; of a tied one the first name.
 
     Args:
-        model: As built, before any wrapping.
-        trainable_only: Leave out what is frozen, and buffers: for fine-tuning, where server and
+        model: The model as built, before any wrapping.
+        trainable_only: Leave out frozen parameters, and buffers: for fine-tuning, where server and
             clients have the same frozen part, for instance under LoRA.
     """
     names = tuple(distinct_state(model))
     if not trainable_only:
         return names
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
     return tuple(name for name in names if name in trained)
 
 
 def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:
-    """Return what a server starts with; the arrays of a client have the same names."""
+    """Return a server's first arrays; a client's arrays have the same names."""
     state = model.state_dict()
     names = exchanged_names(model, trainable_only=trainable_only)
     return ArrayRecord({name: Array(_numpy(state[name])) for name in names})
@@ -133,10 +135,10 @@ def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> Array
 def load_exchanged(
     model: nn.Module, arrays: Sequence[NDArray[Any]], *, trainable_only: bool = False
 ) -> None:
-    """Write arrays that came from the server into the model; nothing is written if one can't be.
+    """Write arrays from the server into the model; if one can't be written, none is.
 
     Raises:
-        ValueError: If their number, a shape or the kind of a dtype is not the model's.
+        ValueError: Their number, a shape or the kind of a dtype is not the model's.
     """
     set_arrays(model, arrays, exchanged_names(model, trainable_only=trainable_only))
 
@@ -144,22 +146,22 @@ def load_exchanged(
 def trained_arrays(
     names: Sequence[str], received: Sequence[NDArray[Any]], trained: Mapping[str, torch.Tensor]
 ) -> list[NDArray[Any]]:
-    """Return what a client sends back: trained parameters, and all else as it came.
+    """Return a client's reply: trained parameters, and all other arrays as they came.
 
     Args:
-        names: Of the arrays that travel; see `exchanged_names`.
-        received: In their order.
+        names: Names of the arrays that travel; see `exchanged_names`.
+        received: Received arrays, in the same order.
         trained: The trained parameters by name, made of noised sums alone.
     """
-    return [
-        _numpy(trained[name]) if name in trained else np.asarray(array)
-        for name, array in zip(names, received, strict=True)
-    ]
+    arrays = []
+    for name, array in zip(names, received, strict=True):
+        arrays.append(_numpy(trained[name]) if name in trained else np.asarray(array))
+    return arrays
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are not frozen, by name, each once."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def _one_group(norm: nn.Module) -> nn.Module:
@@ -167,7 +169,9 @@ def _one_group(norm: nn.Module) -> nn.Module:
         return norm
     whole = nn.GroupNorm(1, norm.num_channels, eps=norm.eps, affine=norm.affine)
     whole.load_state_dict(norm.state_dict())
-    return whole.to(next(norm.parameters()).device) if norm.affine else whole
+    if norm.affine:
+        whole = whole.to(next(norm.parameters()).device)
+    return whole
 
 
 def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
@@ -184,4 +188,5 @@ def _numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _described(module: nn.Module) -> str:
-    return str(module) if not list(module.children()) else type(module).__name__
+    has_parts = bool(list(module.children()))
+    return type(module).__name__ if has_parts else str(module)

@@ -1,8 +1,8 @@
-"""The answer to the identity query: a node's name, and what it will answer with, without data.
+"""The answer to the identity query: a node's name, and the form of its answers, without data.
 
-The server asks before anything is charged (`strategies/rehearsal.py`). Nothing here may depend on
-a record: not the arrays' forms, which an `ArraysFn` makes without data, and not whether the node's
-budget is exhausted, which is looked up by the name of its data alone.
+The server asks before anything is charged (`strategies/rehearsal.py`). Nothing here may depend on a
+record. An `ArraysFn` makes the arrays' forms without data, and an exhausted budget is looked up by
+the name of the data alone.
 """
 
 from __future__ import annotations
@@ -49,33 +49,36 @@ def identity_handler(
     mods: Sequence[Mod] = (),
     abilities: Collection[Ability] = (),
 ) -> ClientAppCallable:
-    """Return a handler that says who the node is and what it will answer with.
+    """Return a handler that introduces the node and the form of its answers.
 
     Message: ConfigRecord as of a train message, with `fl-dp-model`, the forms of the model.
     Reply: ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
-    `partition-` and its partition's number, else nothing.
+    `partition-` and its partition's number, else empty.
 
     Args:
-        app: Which app this is.
-        arrays_fn: See `ArraysFn`; None: the node can't say.
+        app: Name of this app.
+        arrays_fn: See `ArraysFn`; None: the node can't tell forms.
         mods: Flower mods around the training.
-        abilities: What the app can do.
+        abilities: Abilities of the app.
     """
 
     def answer(message: Message, context: Context) -> Message:
         config, owner = config_of(message), NodeConfig.of(context.node_config)
-        if (of_server := config.get(WIRE_KEY)) != WIRE:
+        if (server_wire := config.get(WIRE_KEY)) != WIRE:
+            spoken = f"version {server_wire!r:.20}"
+            if server_wire is None:
+                spoken = "messages without a version"
             logger.warning(
                 "the server's fl-dp speaks %s, and this node's (%s) version %d: it may not be "
                 "served; agree on one fl-dp (docs/upgrades.md)",
-                "messages without a version" if of_server is None else f"version {of_server!r:.20}",
+                spoken,
                 _versions()["fl-dp"],
                 WIRE,
             )
         arrays, failed = None, ""
         if arrays_fn is not None and MODEL_KEY in config:
-            said = "arrays_fn failed; the server is told only the kind of error"
-            with Contained(said) as attempt:
+            line = "arrays_fn failed; the server is told only the kind of error"
+            with Contained(line) as attempt:
                 arrays = _forms(arrays_fn(context, config), forms_from_json(str(config[MODEL_KEY])))
             if attempt.failure is not None:
                 failed = type(attempt.failure).__name__
@@ -103,58 +106,61 @@ def identity_handler(
 
 def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:
     """Return the arrays' forms under the model's names in order, as training names them."""
-    made = [Array(np.asarray(values)) for values in arrays]
-    names = [*model, *(f"#{place}" for place in range(len(model), len(made)))]
-    return {name: (tuple(each.shape), each.dtype) for name, each in zip(names, made, strict=False)}
+    converted = [Array(np.asarray(values)) for values in arrays]
+    names = [*model, *(f"#{index}" for index in range(len(model), len(converted)))]
+    pairs = zip(names, converted, strict=False)
+    return {name: (tuple(array.shape), array.dtype) for name, array in pairs}
 
 
 def _names_of_model(config: Config) -> Sequence[str]:
-    """Return the names of the model's parameters; none where the server does not tell them."""
-    return list(forms_from_json(str(config[MODEL_KEY]))) if MODEL_KEY in config else []
+    if MODEL_KEY not in config:
+        return []
+    return list(forms_from_json(str(config[MODEL_KEY])))
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the packages that are loaded."""
     from fl_dp import __version__  # the package's own, which imports this
 
     loaded = [name for name in _PACKAGES if name in sys.modules]
-    # Not that of a package's metadata: nightly versions are packages of another name.
+    # The modules' own versions: in metadata nightly versions are packages of another name.
     return {"fl-dp": __version__} | {name: str(sys.modules[name].__version__) for name in loaded}
 
 
 def _exhausted_limit(context: Context, config: Config) -> Limit | None:
     """Return the limit by which the node's ledger would refuse a round of this training, if any."""
-    node = NodePrivacy.of(context, config)
-    asked = _asked(config, node)
-    if node.ledger is None or asked is None:
+    node = NodePrivacy.from_context(context, config)
+    charge = _planned_charge(config, node)
+    if node.ledger is None or charge is None:
         return None
-    spending = _spending(node.ledger, node, asked.account)
-    return Limit.CAP if spending is None else spending.limit_exceeded(asked)
+    spending = _spending(node.ledger, node, charge.account)
+    if spending is None:
+        return Limit.CAP
+    return spending.limit_exceeded(charge)
 
 
 def _falls_short(context: Context, config: Config) -> bool:
     """Tell whether the owner's cap has room for a round of this training, and not for all of it.
 
-    A training that has charged the node before is not judged: what is left of it is not known.
+    A training that has charged the node before is not judged: how much of it remains is unknown.
     """
-    node = NodePrivacy.of(context, config)
-    cap, instruction = node.cap, RoundInstruction.of(config)
+    node = NodePrivacy.from_context(context, config)
+    cap, instruction = node.cap, RoundInstruction.from_config(config)
     if cap is None:
         return False
     if instruction is not None and (summed := instruction.secure_sum) is not None:
         return cap.epsilon < (summed.epsilon or 0.0) or cap.delta < (summed.delta or 0.0)
-    asked = _asked(config, node)
-    if node.ledger is None or asked is None:
+    charge = _planned_charge(config, node)
+    if node.ledger is None or charge is None:
         return False
-    spending = _spending(node.ledger, node, asked.account)
-    if spending is None or (asked.limit is not None and asked.limit.run in spending.runs):
+    spending = _spending(node.ledger, node, charge.account)
+    if spending is None or (charge.limit is not None and charge.limit.run in spending.runs):
         return False
-    planned = replace(asked, count=_rounds_of(config) * asked.count, limit=None)
+    planned = replace(charge, count=_rounds_of(config) * charge.count, limit=None)
     return spending.limit_exceeded(planned) is not None
 
 
 def _rounds_of(config: Config) -> int:
-    """Return the most rounds of this training that the node may be charged; 1 if nobody says."""
+    """Return the most rounds of this training that the node may be charged; 1 by default."""
     if RECORD_PLAN_KEY in config:
         from fl_dp.plan import RecordPlan
 
@@ -164,7 +170,7 @@ def _rounds_of(config: Config) -> int:
 
 
 def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None:
-    """Return what the node's ledger has for its data; None: nothing may be spent any more.
+    """Return the spending of the node's data in its ledger; None: nothing may be spent any more.
 
     It is looked up by the source of the data alone: a fingerprint would depend on records.
     """
@@ -173,12 +179,14 @@ def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None
 
     try:
         with NodeLedger.read(path) as ledger:
-            return None if ledger.revoked is not None else ledger.spending_of_source(account)
+            if ledger.revoked is not None:
+                return None
+            return ledger.spending_of_source(account)
     except FileNotFoundError:
         return Spending(unit=account.unit)
 
 
-def _asked(config: Config, node: NodePrivacy) -> Charge | None:
+def _planned_charge(config: Config, node: NodePrivacy) -> Charge | None:
     """Return the charge of one round of this training at the node, if it has any."""
     if RECORD_PLAN_KEY in config:
         from fl_dp.ledger.node import Charge  # with SciPy, for a node that keeps a ledger alone
@@ -193,15 +201,14 @@ def _asked(config: Config, node: NodePrivacy) -> Charge | None:
             limit=node.limit(plan.budget, training=plan.training),
             neighboring_relation=plan.neighboring_relation,
         )
-    instruction = RoundInstruction.of(config)
-    noise = None if instruction is None else instruction.client_noise
-    if noise is None:
+    instruction = RoundInstruction.from_config(config)
+    if instruction is None or (noise := instruction.client_noise) is None:
         return None
     from fl_dp.ledger.node import Charge
 
     try:
         limit = node.limit_of_noise(noise)
-    except ValueError:  # nobody says how much: that is told in training
+    except ValueError:  # there is no budget, which training reports
         return None
     return Charge(
         account=node.account(unit="client"),

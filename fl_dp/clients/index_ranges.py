@@ -1,11 +1,11 @@
 """Labels and tokens out of range, refused before a kernel sees them.
 
-On a CPU such an index raises, and costs the record that it stands in. A CUDA kernel asserts
-instead: the process learns of it later, and whatever it asks of the GPU from then on fails. One
-record would end the training of all others, and so show that it is there.
+On a CPU such an index raises, and costs its record. A CUDA kernel asserts instead: the process
+learns of it later, and all later calls to the GPU fail. One record would end the training of all
+others, and so show its presence.
 
-Under `torch.vmap` a kernel can take a row of another record's table for a token out of range, on a
-CPU too: `IndicesInRange` looks at what lies below, which holds all records.
+Under `torch.vmap` a kernel can read another record's table for a token out of range, on a CPU too.
+So `IndicesInRange` checks the tensors below `vmap`, which hold all records.
 
 Indices that a model or a loss of one's own uses in other ways are not seen here.
 """
@@ -27,16 +27,15 @@ _IGNORED = -100  # torch's own, where a loss has no other
 
 
 def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNORED) -> None:
-    """Check that labels are some of the classes.
+    """Check that labels are classes.
 
     Args:
-        labels: Integers of any shape, on any device; numbers with a fraction are no classes, and
-            nothing is checked.
-        classes: How many there are.
-        ignored: A label that stands for none; None: there is no such label.
+        labels: Integers of any shape, on any device. Floating-point labels are not checked.
+        classes: Number of classes.
+        ignored: A label that stands for no class; None: there is no such label.
 
     Raises:
-        IndexError: If one is not.
+        IndexError: A label is out of range.
     """
     if labels.is_floating_point():
         return
@@ -47,16 +46,16 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
 
 
 def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None:
-    """Check what torch's losses would assert on a GPU.
+    """Check the conditions that torch's losses would assert on a GPU.
 
     Args:
-        criterion: The loss; of others than torch's own nothing is known, and nothing is checked.
-        outputs: What the model made, `(n, classes, ...)` where targets are labels.
-        targets: `(n, ...)`.
+        criterion: The loss. Only torch's own losses are checked.
+        outputs: The model's outputs, `(n, classes, ...)` where targets are labels.
+        targets: Targets, `(n, ...)`.
 
     Raises:
-        IndexError: If a label is none of the classes.
-        ValueError: If what should be probabilities is not.
+        IndexError: A label is none of the classes.
+        ValueError: A value is no probability where one is needed.
     """
     if not isinstance(outputs, Tensor):
         return
@@ -76,22 +75,18 @@ def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None
 
 def tables_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers that take a row of a table for each token."""
-    return [each for each in model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    return [layer for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
 
 
 @contextmanager
 def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let tables raise an `IndexError` for tokens that are none of their rows.
-
-    Args:
-        tables: See `tables_of`.
-    """
-    handles = [each.register_forward_pre_hook(_require_tokens) for each in tables]
+    """Let tables raise an `IndexError` for tokens that are none of their rows."""
+    handles = [table.register_forward_pre_hook(_require_tokens) for table in tables]
     try:
         yield
     finally:
-        for each in handles:
-            each.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class IndicesInRange(TorchFunctionMode):
@@ -126,11 +121,11 @@ def _require_tokens(table: Any, inputs: tuple[Any, ...]) -> None:
         _require_below(table.num_embeddings, inputs[0], "token", "rows of the table")
 
 
-def _require_below(end: int, indices: Tensor, what: str, of: str) -> None:
+def _require_below(end: int, indices: Tensor, noun: str, range_name: str) -> None:
     indices = debug_unwrap(indices)
     if not indices.numel():
         return
     lowest, highest = torch.stack(torch.aminmax(indices)).tolist()  # one wait for the GPU
     if lowest < 0 or highest >= end:
         wrong = lowest if lowest < 0 else highest
-        raise IndexError(f"a {what} is {wrong}, and there are {end} {of}, counted from 0")
+        raise IndexError(f"a {noun} is {wrong}, and there are {end} {range_name}, counted from 0")

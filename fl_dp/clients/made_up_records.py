@@ -1,12 +1,13 @@
-"""What is found out about a training before anything is charged, on made-up records.
+"""Checks of a training on made-up records, before anything is charged.
 
-An author's example, or the public form of a task, says what a record looks like. Records of that
-form are made up, and the model is trained on them, its parameters moved a little at random: where
-weights begin at zero, gradients would be zero for another reason. Nothing here has seen data.
+An author's example, or the public form of a task, gives the form of a record. Records of that form
+are made up, and the model is trained on them. Its parameters are moved a little at random, as
+weights that begin at zero could have zero gradients. Nothing here has seen data.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,19 +34,19 @@ _NOT_FOLLOWED = (
 _RECORDS = 4
 _MOVE = 0.05
 _TOLERANCE = 1e-3
-"""Of a parameter's length; ways that compute the same differ by about 1e-6."""
+"""Share of a parameter's length; equal computations differ by about 1e-6."""
 _NOISE = 1e-6
-"""Of the whole gradient's length: below this a parameter's gradient may be nothing but rounding."""
+"""Share of the whole gradient's length; a smaller gradient may be nothing but rounding."""
 _TINY = 1e-12
 """A whole gradient below this is made of rounding errors of float64."""
 _SIZES = (2, 3)
-"""Of samples: what a layer takes for its rows can have one of these sizes, and not both."""
+"""Sample sizes: a layer's first dimension, if fixed, can be one of these, and not both."""
 
 
 GRAD_SAMPLE_MODES = ("vmap", "hooks", "ghost")
 _OF_OPACUS = {"hooks": HookGradients, "ghost": GhostGradients}
 _follows: dict[Any, bool] = {}
-"""Of models of one structure, whether `vmap` follows them: a client is built anew in each round."""
+"""Whether `vmap` follows a model, by its structure: each round builds a new client."""
 
 
 def gradients_of(
@@ -55,15 +56,15 @@ def gradients_of(
 
     Args:
         template: The model.
-        loss: Of a batch's outputs and targets; gives each record's, `(n,)`.
+        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
         mode: One of `GRAD_SAMPLE_MODES`.
         example: Inputs and targets of at least one made-up record, on the model's device. None:
             nothing is tried.
 
     Raises:
-        ValueError: If the model can't be trained on such records, or not in this mode.
-        NotImplementedError: If Opacus can't train it.
-        Exception: Whatever model and loss raise at each of the made-up records.
+        ValueError: The model can't be trained on such records, or not in this mode.
+        NotImplementedError: Opacus can't train it.
+        Exception: Any error of model and loss at each of the made-up records.
     """
     follows = True
     if example is not None:
@@ -80,19 +81,16 @@ def gradients_of(
 
 
 def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]) -> bool:
-    """Find out whether `vmap` gives what autograd gives record by record.
+    """Tell whether `vmap` gives the gradients of autograd record by record; the log says why not.
 
     Args:
         template: The model.
-        loss: Of a batch's outputs and targets; gives each record's, `(n,)`.
+        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
         example: Inputs and targets of at least one made-up record.
 
-    Returns:
-        Whether it does; the log says why not.
-
     Raises:
-        ValueError: If a trained parameter has no gradient on any made-up record, with its name.
-        Exception: Whatever model and loss raise at each of these records.
+        ValueError: A trained parameter has no gradient on any made-up record; the text names it.
+        Exception: Any error of model and loss at each of these records.
     """
     template, example = _exact(template, loss, example)
     records = made_up(example, _RECORDS)
@@ -100,27 +98,26 @@ def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any,
         way = SingleRecords(template, loss)
         expected, again = (_gradients(way.by_autograd, records) for _ in range(2))
         with Contained() as attempt:
-            found = _gradients(way.by_vmap, records)
-    nothing = bool(_norms(expected).max() <= _TINY)
-    still = [
-        name
-        for name, gradient in zip(template.parameters, expected, strict=True)
-        if nothing or not bool(gradient.any())
-    ]
-    if still:
+            followed = _gradients(way.by_vmap, records)
+    all_zero = bool(_norms(expected).max() <= _TINY)
+    unused = []
+    for name, gradient in zip(template.parameters, expected, strict=True):
+        if all_zero or not bool(gradient.any()):
+            unused.append(name)
+    if unused:
         raise ValueError(
-            f"the gradient of {_quoted(still)} is zero on every made-up record, given alone: the "
+            f"the gradient of {_quoted(unused)} is zero on every made-up record, given alone: the "
             "model does not use it, or compares the records of a batch, or removes a dimension of "
             "size one. Freeze it (requires_grad_(False)), or give DPSGD(example=...) records that "
             "use it"
         )
-    if attempt.failure is not None or len(found[0]) < len(expected[0]):
-        # Of made-up records, so that the text holds no data.
+    if attempt.failure is not None or len(followed[0]) < len(expected[0]):
+        # The records are made up, so that the text holds no data.
         logger.warning(_NOT_FOLLOWED, str(attempt.failure).partition("\n")[0][:200])
         return False
     if _differing(template, again, expected):
-        return True  # chance that is not dropout's: nothing to compare
-    wrong = _differing(template, found, expected)
+        return True  # random beyond dropout: nothing to compare
+    wrong = _differing(template, followed, expected)
     if wrong:
         logger.warning(
             "vmap gives other gradients of %s than autograd, which is used record by record",
@@ -135,16 +132,16 @@ def require_rows_are_records(
     gradients: Callable[[ModuleTemplate, nn.Module], HookGradients],
     example: tuple[Any, Tensor],
 ) -> None:
-    """Check that one of Opacus' ways gives what the records give alone.
+    """Check that one of Opacus' ways gives the gradients that the records have alone.
 
     Args:
         template: The model.
-        loss: Of a batch's outputs and targets; gives each record's, `(n,)`.
+        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
         gradients: Makes the way.
         example: Inputs and targets of at least one made-up record.
 
     Raises:
-        ValueError: If it does not, with the parameters where it differs.
+        ValueError: It does not; the text names the parameters that differ.
     """
     template, example = _exact(template, loss, example)
     alone = SingleRecords(template, loss, one_by_one=True)
@@ -152,7 +149,8 @@ def require_rows_are_records(
     for size in _SIZES:
         whole = made_up(example, size)
         shortened = _shortened(whole)
-        for records in [whole] if shortened is whole else [whole, shortened]:
+        samples = [whole] if shortened is whole else [whole, shortened]
+        for records in samples:
             with own_chance(), WithoutChance(), Contained() as attempt:
                 norms = _norms(_gradients(alone, records))
                 norm = 0.5 * float(norms[norms > 0.0].min())
@@ -161,14 +159,14 @@ def require_rows_are_records(
                 if records is whole:
                     raise attempt.failure
                 continue  # a length that the model does not take
-            with own_chance(), WithoutChance(), Contained() as of_opacus:
-                found = _clipped(rows.sums_of_rows, records, norm)
-            if of_opacus.failure is not None:
+            with own_chance(), WithoutChance(), Contained() as attempt:
+                sums = _clipped(rows.sums_of_rows, records, norm)
+            if attempt.failure is not None:
                 raise ValueError(
-                    f"Opacus has no gradients of {size} made-up records ({of_opacus.failure}): "
+                    f"Opacus has no gradients of {size} made-up records ({attempt.failure}): "
                     "write grad_sample_mode='vmap'"
-                ) from of_opacus.failure
-            wrong = _differing(template, found, expected)
+                ) from attempt.failure
+            wrong = _differing(template, sums, expected)
             if wrong:
                 raise ValueError(
                     f"of {size} made-up records, Opacus' gradient of {_quoted(wrong)} is not the "
@@ -180,14 +178,14 @@ def require_rows_are_records(
 def _exact(
     template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
 ) -> tuple[ModuleTemplate, tuple[Any, Tensor]]:
-    """Return both in float64, where rounding flips no ReLU, unless the model asks for its own."""
+    """Return both in float64, where rounding flips no ReLU, unless the model needs its dtype."""
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
     inputs, targets = example
     wide = template.moved(_MOVE, dtype=torch.float64)
-    widened = mapped(
-        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, inputs
-    )
-    of_numbers = targets.is_floating_point()
-    candidate = (widened, targets.double() if of_numbers else targets)
+    candidate = (mapped(widened, inputs), widened(targets))
     with own_chance(), Contained():
         _gradients(SingleRecords(wide, loss).by_autograd, made_up(candidate, 1))
         return wide, candidate
@@ -201,37 +199,42 @@ def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
 
     Args:
         example: Inputs and targets, records first.
-        count: How many to make.
+        count: Number of records to make.
     """
     generator = torch.Generator().manual_seed(count)
     inputs, targets = example
 
     def changed(tensor: Tensor) -> Tensor:
-        taken = tensor[torch.arange(count) % len(tensor)]
-        if not taken.is_floating_point():
-            if taken.ndim == 1:
-                return taken
-            places = torch.rand(taken[0].numel(), count, generator=generator).argsort(0).T
-            return taken.flatten(1).gather(1, places.to(taken.device)).view_as(taken)
-        return taken + torch.rand(taken.shape, generator=generator).to(taken)
+        rows = tensor[torch.arange(count) % len(tensor)]
+        if rows.is_floating_point():
+            return rows + torch.rand(rows.shape, generator=generator).to(rows)
+        if rows.ndim == 1:
+            return rows
+        order = torch.rand(rows[0].numel(), count, generator=generator).argsort(0).T
+        return rows.flatten(1).gather(1, order.to(rows.device)).view_as(rows)
 
     return mapped(changed, inputs), targets[torch.arange(count) % len(targets)]
 
 
 def _shortened(records: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
     """Return records without their last position, where their inputs are sequences of tokens."""
-    lengths = {t.shape[1] for t in _tensors(records[0]) if t.ndim > 1 and not t.is_floating_point()}
-    [length] = lengths if len(lengths) == 1 else [0]
+    tokens = [tensor for tensor in _tensors(records[0]) if not tensor.is_floating_point()]
+    lengths = {tensor.shape[1] for tensor in tokens if tensor.ndim > 1}
+    if len(lengths) != 1:
+        return records
+    [length] = lengths
     if length < 2:
         return records
-    inputs, targets = mapped(
-        lambda tensor: tensor[:, :-1] if tensor.shape[1:2] == (length,) else tensor, records
-    )
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:, :-1] if tensor.shape[1:2] == (length,) else tensor
+
+    inputs, targets = mapped(cut, records)
     return inputs, targets
 
 
 class WithoutChance(TorchFunctionMode):
-    """Dropout that keeps everything, whoever calls it."""
+    """Turns off dropout in its block, by whatever function it is called."""
 
     def __torch_function__(
         self,
@@ -243,10 +246,10 @@ class WithoutChance(TorchFunctionMode):
         """Run one function of torch."""
         if func in _DROPOUTS:
             return args[0]
-        kwargs, place = kwargs or {}, _ATTENTIONS.get(func)
-        if place is not None and len(args) > place:
-            args = (*args[:place], 0.0, *args[place + 1 :])
-        elif place is not None:
+        kwargs, position = kwargs or {}, _ATTENTIONS.get(func)
+        if position is not None and len(args) > position:
+            args = (*args[:position], 0.0, *args[position + 1 :])
+        elif position is not None:
             kwargs = kwargs | {"dropout_p": 0.0}
         return func(*args, **kwargs)
 
@@ -265,7 +268,7 @@ _ATTENTIONS: dict[Any, int] = {
     functional.scaled_dot_product_attention: 4,
     functional.multi_head_attention_forward: 10,
 }
-"""The place of the argument `dropout_p`."""
+"""Position of the argument `dropout_p`."""
 
 
 def _gradients(
@@ -274,19 +277,20 @@ def _gradients(
     """Return each parameter's gradients of the records that have one.
 
     Raises:
-        Exception: What the first raises, if none has.
+        Exception: The error of all records together, if none has a gradient.
     """
     inputs, targets = records
     with Contained() as whole:
         return way(inputs, targets)
-    found = []
-    for row in (slice(row, row + 1) for row in range(len(targets))):
+    gradients = []
+    for start in range(len(targets)):
+        row = slice(start, start + 1)
         with Contained():
-            found.append(way(rows_of(inputs, row), targets[row]))
-    if not found:
+            gradients.append(way(rows_of(inputs, row), targets[row]))
+    if not gradients:
         assert whole.failure is not None  # the block above did not return
         raise whole.failure
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+    return [torch.cat(parts) for parts in zip(*gradients, strict=True)]
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
@@ -304,26 +308,28 @@ def _clipped(
 
 
 def _differing(
-    template: ModuleTemplate, found: Sequence[Tensor | None], expected: Sequence[Tensor | None]
+    template: ModuleTemplate, computed: Sequence[Tensor | None], expected: Sequence[Tensor | None]
 ) -> list[str]:
     """Return the names of parameters whose gradients differ."""
-    pairs = [
-        [torch.zeros(()) if part is None else part.double() for part in pair]
-        for pair in zip(found, expected, strict=True)
-    ]
-    whole = torch.stack([right.norm() for _, right in pairs]).norm()
-    return [
-        name
-        for name, (left, right) in zip(template.parameters, pairs, strict=True)
-        if not bool((left - right).norm() <= _TOLERANCE * right.norm() + _NOISE * whole)
-    ]
+
+    def wide(gradient: Tensor | None) -> Tensor:
+        return torch.zeros(()) if gradient is None else gradient.double()
+
+    right = [wide(gradient) for gradient in expected]
+    whole = torch.stack([gradient.norm() for gradient in right]).norm()
+    names = []
+    for name, gradient, reference in zip(template.parameters, computed, right, strict=True):
+        limit = _TOLERANCE * reference.norm() + _NOISE * whole
+        if not bool((wide(gradient) - reference).norm() <= limit):  # NaN differs, too
+            names.append(name)
+    return names
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     branches = tree.values() if isinstance(tree, Mapping) else tree
-    return [tensor for branch in branches for tensor in _tensors(branch)]
+    return list(itertools.chain.from_iterable(map(_tensors, branches)))
 
 
 def _forms(tree: Any) -> tuple[Any, ...]:
@@ -332,4 +338,6 @@ def _forms(tree: Any) -> tuple[Any, ...]:
 
 def _quoted(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    if len(names) > 3:
+        shown += f" and {len(names) - 3} more"
+    return shown

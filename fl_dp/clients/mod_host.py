@@ -1,7 +1,7 @@
 """Answers of the process that runs mods: which app it is, who verifies apps, who may fork.
 
-Mods run in the app's process, as `numpy_client_app` builds them in. Whoever runs them elsewhere, as
-a gate at the SuperNode does, answers these questions in another way:
+Mods run in the app's process, as `numpy_client_app` builds them in. Another host of mods, such as a
+gate at the SuperNode, answers these questions in another way:
 
     >>> with hosted_by(gate):
     ...     reply = answer(message, context)
@@ -26,7 +26,7 @@ from .running_app import RunningApp, running_app
 class ModHost:
     """The process of the app that a message is for, as Flower starts one.
 
-    Another host overrides what is different there.
+    Other hosts override the methods that differ.
     """
 
     def running_app(self) -> RunningApp | None:
@@ -34,11 +34,11 @@ class ModHost:
         return running_app()
 
     def enforcement(self) -> Enforcement | None:
-        """Return what keeps the app to the charge; None: the app itself."""
+        """Return the enforcement of the charge; None: the app itself."""
         return None
 
     def message_id(self) -> str | None:
-        """Return Flower's id of the message, which is charged once; None: as often as it comes."""
+        """Return Flower's id of the message, which is charged once; None: each copy is charged."""
         return None
 
     def apps_are_verified(self) -> bool | None:
@@ -54,7 +54,7 @@ class ModHost:
             until: Time by `clock.now` at which it is over.
 
         Raises:
-            Refused: If this host can't fork a process that reaches the app.
+            Refused: This host can't fork a process that reaches the app.
         """
         return Apart(work, size, until=until)
 
@@ -64,13 +64,13 @@ _present: ContextVar[ModHost | None] = ContextVar("mod_host", default=None)
 
 
 def present_host() -> ModHost:
-    """Return the host of the mods that run now; the app's own process unless somebody says else."""
+    """Return the host of the mods that run now; by default the app's own process."""
     return _present.get() or _OF_THE_APP
 
 
 @contextmanager
 def hosted_by(host: ModHost) -> Iterator[None]:
-    """Say whose answers the mods of this thread get inside the block."""
+    """Set the host of this thread's mods for the block."""
     token = _present.set(host)
     try:
         yield

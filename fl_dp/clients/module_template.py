@@ -1,9 +1,9 @@
 """A module that is never run: each pass gets a copy of its own, which is thrown away.
 
-Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy) is
-gone with the copy, so no record can meet another one in it. What is trained lies outside the
-module, and only the optimizer changes it. Globals, closures, caches and generators outside the
-module are not covered: whoever keeps records there keeps them between passes.
+Everything that a forward pass writes (weights, buffers, attributes, caches, through `.data` or
+NumPy) goes with the copy, so that no record can meet another one in it. The trained parameters lie
+outside the module, and only the optimizer changes them. Globals, closures, caches and generators
+outside the module are not covered: code that stores records there shares them between passes.
 """
 
 from __future__ import annotations
@@ -28,26 +28,18 @@ class ModuleTemplate:
         """Copy a module, which is not changed.
 
         Args:
-            module: With at least one parameter that is not frozen.
+            module: A module with at least one parameter that is not frozen.
 
         Raises:
-            ValueError: If a part can't be copied, or its device has no float64, in which gradients
-                are summed.
+            ValueError: A part can't be copied, or its device has no float64, in which gradients are
+                summed.
         """
-        # Weight normalisation keeps what it computed, which PyTorch copies only when detached.
-        computed = {
-            id(value): value.detach().clone()
-            for part in module.modules()
-            for value in vars(part).values()
-            if isinstance(value, Tensor) and not value.is_leaf
-        }
-        self._module = copy.deepcopy(module, computed).train()
+        self._module = copy.deepcopy(module, _computed_tensors(module)).train()
         _require_copied(module, self._module)
-        self.parameters = {
-            name: nn.Parameter(parameter.detach().clone())
-            for name, parameter in self._module.named_parameters()
-            if parameter.requires_grad
-        }
+        self.parameters = {}
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                self.parameters[name] = nn.Parameter(parameter.detach().clone())
         try:
             self.zeros()
         except TypeError as error:
@@ -58,12 +50,12 @@ class ModuleTemplate:
 
     @property
     def device(self) -> torch.device:
-        """Where the trained parameters are."""
+        """The device of the trained parameters."""
         return next(iter(self.parameters.values())).device
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What models of one architecture have in common: layers, their options, and shapes."""
+        """Properties that models of one architecture share: layers, their options, and shapes."""
         layers = tuple(
             (name, type(layer), layer.extra_repr(), tuple(_options(layer).items()))
             for name, layer in self._module.named_modules()
@@ -75,29 +67,28 @@ class ModuleTemplate:
         return layers, tensors
 
     def copy(self) -> nn.Module:
-        """Return the module in training mode, with tensors that nobody else has."""
-        own = {
-            id(parameter): nn.Parameter(self.parameters[name].detach().clone())
-            for name, parameter in self._module.named_parameters()
-            if name in self.parameters
-        }
-        module: nn.Module = copy.deepcopy(self._module, own)
+        """Return the module in training mode, with tensors of its own."""
+        copies = {}
+        for name, parameter in self._module.named_parameters():
+            if name in self.parameters:
+                copies[id(parameter)] = nn.Parameter(self.parameters[name].detach().clone())
+        module: nn.Module = copy.deepcopy(self._module, copies)
         return module
 
     def detached(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters by name, without gradients."""
-        return {name: each.detach().clone() for name, each in self.parameters.items()}
+        return {name: value.detach().clone() for name, value in self.parameters.items()}
 
     def zeros(self) -> list[Tensor]:
         """Return a zero for each trained parameter: float64, of its shape, on its device."""
-        return [torch.zeros_like(each, dtype=torch.float64) for each in self.parameters.values()]
+        return [torch.zeros_like(value, dtype=torch.float64) for value in self.parameters.values()]
 
     def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
         """Return a template of the same module whose parameters are moved at random.
 
         Args:
             scale: Standard deviation of the move. The generator has a fixed seed.
-            dtype: Of the new template's floating-point tensors; None: as they are.
+            dtype: The new template's floating-point dtype; None: unchanged.
         """
         module = self.copy()
         generator = torch.Generator().manual_seed(0)
@@ -106,27 +97,38 @@ class ModuleTemplate:
                 if name in self.parameters:
                     move = scale * torch.randn(parameter.shape, generator=generator)
                     parameter.add_(move.to(parameter))
-        return ModuleTemplate(module if dtype is None else module.to(dtype))
+        if dtype is not None:
+            module = module.to(dtype)
+        return ModuleTemplate(module)
 
     def write_to(self, module: nn.Module) -> None:
         """Copy the trained parameters into a module of the same names."""
-        given = dict(module.named_parameters())
+        targets = dict(module.named_parameters())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                given[name].copy_(parameter)
+                targets[name].copy_(parameter)
 
 
-def _require_copied(module: nn.Module, made: nn.Module) -> None:
-    """Check that nothing that a forward pass may write into is also the other module's.
+def _computed_tensors(module: nn.Module) -> dict[int, Tensor]:
+    """Return detached copies of computed tensors by id, as `copy.deepcopy` takes them.
 
-    Raises:
-        ValueError: If something is.
+    Weight normalisation stores tensors that it computed, which PyTorch copies only when detached.
     """
-    taken = {id(part) for part in module.modules()}
-    held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    for name, part in made.named_modules():
+    copies = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                copies[id(value)] = value.detach().clone()
+    return copies
+
+
+def _require_copied(module: nn.Module, copied: nn.Module) -> None:
+    """Check that a copy shares nothing into which a forward pass may write."""
+    parts = {id(part) for part in module.modules()}
+    own_tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for name, part in copied.named_modules():
         tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        if id(part) in taken or any(id(tensor) in held for tensor in tensors):
+        if id(part) in parts or any(id(tensor) in own_tensors for tensor in tensors):
             raise ValueError(
                 f"copy.deepcopy does not copy '{name}' ({type(part).__name__}), in which records "
                 "could meet: leave its __deepcopy__ out"
@@ -134,7 +136,6 @@ def _require_copied(module: nn.Module, made: nn.Module) -> None:
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:
-    """Return what a layer's attributes are, but for its parts."""
     parts = ("_parameters", "_buffers", "_modules")
     return {name: _described(value) for name, value in vars(layer).items() if name not in parts}
 

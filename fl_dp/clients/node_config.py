@@ -2,12 +2,11 @@
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-Each key begins with `dp-`. One that does and is none of these is refused, and so is one of these
-without its prefix, lest an owner who misspells what protects a node believe it protected. Keys of
-others are not read. The same keys can
-stand in a file, `dp-policy-path`, which is read at every message: an owner who tightens it need not
-restart the node. A cap on what may be spent also requires that every message offers differential
-privacy, unless the owner writes that it does not.
+Each key begins with `dp-`. An unknown key with the prefix is refused, and so is a known one without
+it: otherwise an owner who misspells a key would believe the node protected. Keys of others are not
+read. The same keys can stand in a file, `dp-policy-path`, which is read at every message: an owner
+who tightens it need not restart the node. With a cap every message has to offer differential
+privacy, unless the owner writes that it need not.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from pydantic import (
 )
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.documents import keys_given_twice, plain_yaml
+from fl_dp.documents import plain_yaml, repeated_keys
 from fl_dp.updates.shared_part import matching
 
 from .running_app import AppRule, rules_in
 
 PREFIX = "dp-"
-"""Of every key that is fl-dp's own; no other project's begins so."""
+"""Prefix of all keys of fl-dp, and of no other project's."""
 
 POLICY_PATH_KEY = "dp-policy-path"
 PARTITION_ID_KEY = "partition-id"
-"""Flower's own key: which part of a simulated split the node holds."""
+"""Flower's own key: the node's part of a simulated split."""
 
 RECORD, LOCAL, DISTRIBUTED = "record", "local", "distributed"
 RECORD_SUMS = "distributed-records"
@@ -52,7 +51,7 @@ _LONGEST_POLICY = 100_000
 
 
 class NodeConfigError(ValueError):
-    """The owner's `--node-config` says something that can't be meant; nothing was answered."""
+    """The owner's `--node-config` is invalid; nothing was answered."""
 
 
 def _absolute(path: str) -> str:
@@ -141,7 +140,7 @@ class NodeConfig(BaseModel):
         "alone. Without it: each run's own budget, and nothing limits all of them.",
     )
     max_delta: Annotated[_Positive, Field(lt=1.0)] = Field(
-        default=1e-5,  # else the server would choose it
+        default=1e-5,  # without a default the server would choose it
         description="Sets the delta that goes with `dp-max-epsilon`. Without it: 1e-5.",
     )
     record_epsilon: _Positive | None = Field(
@@ -230,25 +229,24 @@ class NodeConfig(BaseModel):
         """Read `Context.node_config`, and the policy's file if it names one.
 
         Raises:
-            NodeConfigError: If a key that is meant for fl-dp is none of its keys or is given twice,
-                a value is out of range, a cap or a requirement has no ledger, or a requirement has
-                no cap; or if the policy's file can't be read or has a key that is not fl-dp's.
+            NodeConfigError: A key looks like fl-dp's and is none, or is given twice; a value is out
+                of range; a cap or a requirement has no ledger, or a requirement no cap. Or the
+                policy's file can't be read or has a key that is not fl-dp's.
         """
-        given = {
-            key: value
-            for key, value in node_config.items()
-            if key == PARTITION_ID_KEY or means_ours(key)
-        }
-        owner = cls._read(given)
+        values = {}
+        for key, value in node_config.items():
+            if key == PARTITION_ID_KEY or means_ours(key):
+                values[key] = value
+        owner = cls._read(values)
         if owner.policy_path is not None:
-            owner = cls._read(given | _policy_in(owner.policy_path, given))
+            owner = cls._read(values | _policy_in(owner.policy_path, values))
         _require_consistent(owner)
         return owner
 
     @classmethod
-    def _read(cls, given: Mapping[str, Any]) -> Self:
+    def _read(cls, values: Mapping[str, Any]) -> Self:
         try:
-            return checked_keys(cls, given)
+            return checked_keys(cls, values)
         except NodeConfigError as error:
             raise _error(str(error)) from None
 
@@ -261,38 +259,39 @@ class NodeConfig(BaseModel):
 
     @property
     def required(self) -> tuple[frozenset[str], ...]:
-        """What each message has to offer: one of these sets of kinds; empty: nothing is required.
+        """Sets of kinds, all kinds of one of which each message has to offer; empty: no demand.
 
-        A kind is `record`, `local`, `distributed` or `distributed-records`, and all of a set must
-        be there.
+        A kind is `record`, `local`, `distributed` or `distributed-records`.
         """
-        asked = self.require_privacy
-        if asked is None:
-            asked = "none" if self.max_epsilon is None else "any"
-        if asked == "none":
+        demand = self.require_privacy
+        if demand is None:
+            demand = "none" if self.max_epsilon is None else "any"
+        if demand == "none":
             return ()
-        if asked == "any":
-            anyone = frozenset({RECORD}), frozenset({LOCAL})
+        if demand == "any":
+            without_sums = frozenset({RECORD}), frozenset({LOCAL})
             if self.secagg_roster is None:  # a server that lies makes up the other nodes
-                return anyone
-            return (*anyone, frozenset({DISTRIBUTED}), frozenset({RECORD_SUMS}))
-        if asked == RECORD_SUMS:  # who hides a whole client hides its records
+                return without_sums
+            return (*without_sums, frozenset({DISTRIBUTED}), frozenset({RECORD_SUMS}))
+        if demand == RECORD_SUMS:  # a sum that hides a whole client hides its records
             return frozenset({RECORD_SUMS}), frozenset({DISTRIBUTED})
-        return (frozenset(asked.split("+")),)
+        return (frozenset(demand.split("+")),)
 
     def withheld(self, names: Iterable[str]) -> str | None:
         """Return why an update of these parameters may not leave the node; None if it may."""
         if self.shared_parameters is None:
             return None
-        asked = list(names)
-        kept = sorted(set(asked) - set(matching(asked, self.shared_parameters)))
-        if not kept:
+        requested = list(names)
+        private = sorted(set(requested) - set(matching(requested, self.shared_parameters)))
+        if not private:
             return None
         shared = ",".join(self.shared_parameters)
-        return f"'{kept[0]}' stays on this node: its owner wrote dp-shared-parameters=\"{shared}\""
+        return (
+            f"'{private[0]}' stays on this node: its owner wrote dp-shared-parameters=\"{shared}\""
+        )
 
     def refused_encoder(self, digest: str | None, *, runs_code: bool = False) -> str | None:
-        """Return why records may not be encoded so; None if they may.
+        """Return why an encoder may not be used; None if it may.
 
         Args:
             digest: SHA-256 of the encoder, None where records are trained on as they are.
@@ -307,8 +306,8 @@ class NodeConfig(BaseModel):
             )
         if digest in self.encoder_digests:
             return None
-        shown, allowed = "none" if digest is None else digest, ",".join(self.encoder_digests)
-        return f'the encoder is {shown}: its owner wrote dp-encoder-digests="{allowed}"'
+        allowed = ",".join(self.encoder_digests)
+        return f'the encoder is {digest or "none"}: its owner wrote dp-encoder-digests="{allowed}"'
 
     @property
     def has_expired(self) -> bool:
@@ -317,20 +316,22 @@ class NodeConfig(BaseModel):
 
     @property
     def takes_part_in_sums(self) -> bool:
-        """Whether a secure sum can be what the owner requires, or nothing is required."""
-        return not self.required or any(each & _SECURE_SUMS for each in self.required)
+        """Whether the owner's demand allows secure sums."""
+        return not self.required or any(kinds & _SECURE_SUMS for kinds in self.required)
 
     @property
     def node_name(self) -> str:
-        """The stable name of the node, or nothing: `dp-unit-name`, else that of its partition."""
+        """The stable name of the node: `dp-unit-name`, else its partition's; empty without both."""
         if self.unit_name is not None:
             return self.unit_name
-        return "" if self.partition_id is None else f"partition-{self.partition_id}"
+        if self.partition_id is None:
+            return ""
+        return f"partition-{self.partition_id}"
 
     @property
     def source(self) -> str:
         """The most lasting name that the node has for its data."""
-        # Nameless nodes of one ledger count as one: too much is charged rather than too little.
+        # Nameless nodes with one ledger count as one, which charges too much, never too little.
         return self.dataset_name or self.node_name or "the data of this ledger"
 
 
@@ -339,52 +340,52 @@ POLICY_KEYS = {
     for name, field in NodeConfig.model_fields.items()
     if field.description is not None
 }
-"""What a node does with each key that is fl-dp's own, in Markdown, in the order of the page."""
+"""Descriptions of fl-dp's keys, in Markdown, in the order of the page."""
 
 
 def means_ours(key: str) -> bool:
-    """Tell whether a key is fl-dp's, perhaps misspelt: it has the prefix, or lacks that alone."""
-    written = key.lower().replace("_", "-")
-    return written.startswith(PREFIX) or PREFIX + written in POLICY_KEYS
+    """Tell whether a key is fl-dp's, perhaps misspelt: it has the prefix, or lacks only that."""
+    normal = key.lower().replace("_", "-")
+    return normal.startswith(PREFIX) or PREFIX + normal in POLICY_KEYS
 
 
-def checked_keys(model: type[Model], given: Mapping[str, Any], file: str = "") -> Model:
+def checked_keys(model: type[Model], values: Mapping[str, Any], file: str = "") -> Model:
     """Return keys as a model reads them.
 
     Args:
         model: The class of the keys.
-        given: Value of each.
-        file: Where they stand; empty: in `--node-config`.
+        values: Values by key.
+        file: The file with the keys; empty: `--node-config`.
 
     Raises:
-        NodeConfigError: If one is missing, is none of the model's, or its value can't be meant.
+        NodeConfigError: A key is missing or unknown, or its value is invalid.
     """
-    place = f"{file}: " if file else ""
+    prefix = f"{file}: " if file else ""
     try:
-        return model.model_validate(dict(given))
+        return model.model_validate(dict(values))
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        key = str(wrong["loc"][0])
-        if wrong["type"] == "extra_forbidden":
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
             raise NodeConfigError(
-                f"{place}'{key}' is no key of fl-dp: {_meant_by(key, POLICY_KEYS)}"
+                f"{prefix}'{key}' is no key of fl-dp: {_suggestion(key, POLICY_KEYS)}"
             ) from None
-        if wrong["type"] == "missing":
-            raise NodeConfigError(f"{place}{key} is missing: add a line for it") from None
-        what = wrong["msg"].removeprefix("Value error, ").replace("Input ", "", 1)
-        raise NodeConfigError(f"{place}{key} {what}, got {given[key]!r:.50}") from None
+        if first["type"] == "missing":
+            raise NodeConfigError(f"{prefix}{key} is missing: add a line for it") from None
+        problem = first["msg"].removeprefix("Value error, ").replace("Input ", "", 1)
+        raise NodeConfigError(f"{prefix}{key} {problem}, got {values[key]!r:.50}") from None
 
 
 def policy_in_file(path: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return what stands in a policy's file.
+    """Return the keys and values of a policy's file.
 
     Args:
-        path: Of the file.
-        keys: Those that it may have.
+        path: The file's path.
+        keys: All allowed keys.
 
     Raises:
-        NodeConfigError: If it can't be read, or has another key, or one that is given twice or has
-            no value.
+        NodeConfigError: It can't be read, or has another key, or one that is given twice or has no
+            value.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -392,55 +393,53 @@ def policy_in_file(path: str, keys: Collection[str]) -> dict[str, Any]:
         if len(text) > _LONGEST_POLICY:  # it is read at every message
             raise ValueError(f"it is longer than {_LONGEST_POLICY:,} bytes")
         policy = plain_yaml(text, "it")
-    except (OSError, ValueError) as error:  # a day that there is not, for one
+    except (OSError, ValueError) as error:  # YAML raises a ValueError for 31 February
         reason = " ".join(str(error).split())
         raise NodeConfigError(f"{path} can't be read, so nothing is answered: {reason}") from error
     if not isinstance(policy, dict) or not all(isinstance(key, str) for key in policy):
         raise NodeConfigError(
             f"{path} must hold lines like `dp-max-epsilon: 4.0`, and holds others"
         )
-    # YAML itself takes the last of two lines with one key, and an empty value for none.
-    if twice := keys_given_twice(text):
-        raise NodeConfigError(f"{path}: '{twice[0]}' is given twice: keep one")
-    # No other project reads this file: what is not fl-dp's is a mistake.
+    # YAML itself takes the last of two lines with one key, and None for an empty value.
+    if repeated := repeated_keys(text):
+        raise NodeConfigError(f"{path}: '{repeated[0]}' is given twice: keep one")
+    # No other project reads this file, so an unknown key is a mistake.
     for key, value in policy.items():
         if key not in keys:
-            raise NodeConfigError(f"{path}: '{key}' is no key of a policy: {_meant_by(key, keys)}")
+            raise NodeConfigError(
+                f"{path}: '{key}' is no key of a policy: {_suggestion(key, keys)}"
+            )
         if value is None:
             raise NodeConfigError(f"{path}: {key} has no value: write one, or leave the line out")
     return policy
 
 
-def _policy_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands in a policy's file, none of which is given beside it."""
+def _policy_in(path: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a policy's file; none of its keys may stand in `--node-config`."""
     try:
         policy = policy_in_file(path, POLICY_KEYS.keys() - {POLICY_PATH_KEY})
     except NodeConfigError as error:
         raise _error(f"{POLICY_PATH_KEY}={error}") from error
     for key in policy:
-        if key in given:
+        if key in node_config:
             raise _error(f"{key} is given twice, in --node-config and in {path}: keep one")
     return policy
 
 
-def _meant_by(key: str, keys: Collection[str]) -> str:
+def _suggestion(key: str, keys: Collection[str]) -> str:
     nearest = difflib.get_close_matches(key, sorted(keys), n=1, cutoff=0.0)[0]
     return f"did you mean {nearest}?"
 
 
 def _require_consistent(owner: NodeConfig) -> None:
-    """Refuse keys that say nothing without another one, or contradict it.
-
-    Raises:
-        NodeConfigError: If one does.
-    """
-    epsilon, ledger, given = owner.max_epsilon, owner.ledger_path, owner.model_fields_set
-    if "max_delta" in given and epsilon is None:
+    """Refuse keys that have no effect without another one, or contradict it."""
+    epsilon, ledger, keys_set = owner.max_epsilon, owner.ledger_path, owner.model_fields_set
+    if "max_delta" in keys_set and epsilon is None:
         raise _error(f"dp-max-delta={owner.max_delta:g} alone caps nothing: add dp-max-epsilon=4.0")
-    of_run = owner.record_epsilon
-    if of_run is not None and epsilon is not None and of_run > epsilon:
+    record_epsilon = owner.record_epsilon
+    if record_epsilon is not None and epsilon is not None and record_epsilon > epsilon:
         raise _error(
-            f"dp-record-epsilon={of_run:g} lets one run spend more than dp-max-epsilon="
+            f"dp-record-epsilon={record_epsilon:g} lets one run spend more than dp-max-epsilon="
             f"{epsilon:g} allows all runs together: write at most that"
         )
     for key, value, lacks in (
@@ -460,10 +459,10 @@ def _require_consistent(owner: NodeConfig) -> None:
             f'dp-require-privacy="{owner.require_privacy}" needs a cap and a ledger, or any '
             'epsilon would do: add dp-max-epsilon=4.0 dp-ledger-path="/data/ledger.db"'
         )
-    of_sums = sorted(_key_of(name) for name in given if name.startswith("secagg_"))
-    if of_sums and not any(each & _SECURE_SUMS for each in owner.required):
+    sum_keys = sorted(_key_of(name) for name in keys_set if name.startswith("secagg_"))
+    if sum_keys and not any(kinds & _SECURE_SUMS for kinds in owner.required):
         raise _error(
-            f"{of_sums[0]} is about secure sums, which this node does not require, so it protects "
+            f"{sum_keys[0]} is about secure sums, which this node does not require, so it protects "
             f'nothing: add dp-require-privacy="{DISTRIBUTED}"'
         )
 

@@ -2,9 +2,8 @@
 
     flower-supernode ... --node-config 'dp-max-epsilon=4.0 dp-ledger-path="/data/ledger.db" ...'
 
-Without a cap or a requirement a node does what the server's messages say. A server that is not
-trusted could leave out what protects the node, or ask for an evaluation, whose loss is computed
-from private data.
+Without a cap or a requirement a node does what the server's messages say. An untrusted server could
+leave out the node's protection, or ask for an evaluation, whose loss is computed from private data.
 
 All this is code of the app, and a SuperNode runs whatever app the server sends. Against a server
 that sends another app only Flower's own verification of apps helps (`--trusted-entities`); see
@@ -56,29 +55,29 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     """Refuse a message that asks for less privacy than the node's owner requires.
 
     The owner requires it by `dp-require-privacy`, or by a cap (`dp-max-epsilon`), which counts
-    nothing that is not private: then any kind of differential privacy will do that holds against a
-    server that lies; a secure sum's does if the node has a roster. `record`: only training by
-    DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
-    itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
-    needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
-    sum, the node's name is told. `distributed-records`: also secure sums that hide a record, and
-    not the client as a whole, or count against the cap of records alone.
-    `numpy_client_app` has it built in, outside everything else.
+    nothing that is not private. With a cap any kind of differential privacy will do that holds
+    against a server that lies; a secure sum's does if the node has a roster. `record`: only
+    training by DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the
+    client noises itself. `distributed`: only messages of a secure sum. Evaluations, statistics and
+    utilities are refused under each unless they are in a secure sum; the node's name is told.
+    `distributed-records`: also secure sums that hide a record, and not the client as a whole, or
+    count against the cap of records alone. `numpy_client_app` has it built in, outside everything
+    else.
 
     Nothing at all is answered from the day on which the owner's permission ends, or after it was
-    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`dp-allowed-apps`).
-    A message that comes sooner than `dp-min-round-interval` after the last of its kind is refused
+    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`dp-allowed-apps`). A
+    message that comes sooner than `dp-min-round-interval` after the last of its kind is refused
     before anything is charged. A model with parameters that the owner does not share
-    (`dp-shared-parameters`) is not trained, nor one on features of another encoder than the owner
-    names (`dp-encoder-digests`).
+    (`dp-shared-parameters`) is not trained, nor one on features of an encoder that the owner does
+    not name (`dp-encoder-digests`).
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
     allows that. That protects an owner who forgot the option, not against a malicious app: this
     check is a part of the app. Where it can't be seen, the node's log says once what to do.
 
     Raises:
-        PolicyRefusal: If it is refused.
-        NodeConfigError: If the owner's configuration is no good; whatever the message asks for.
+        PolicyRefusal: The message is refused.
+        NodeConfigError: The owner's configuration is invalid, whatever the message asks for.
     """
     owner = NodeConfig.of(context.node_config)
     category, _, action = message.metadata.message_type.partition(".")
@@ -86,7 +85,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     of_a_sum = category == MessageType.QUERY and action in SECURE_SUM_ACTIONS
     offered = _offered(message)
-    # What is charged before it is made finds out by itself that a ledger can't be read.
+    # A charge itself fails if the ledger can't be read.
     _require_permission(owner, charged=of_a_sum or bool(offered))
     _require_allowed_app(owner)
     if category == MessageType.TRAIN:
@@ -100,7 +99,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     if not owner.allow_unverified_apps:
         _require_verified_apps()
     if of_a_sum and owner.takes_part_in_sums:
-        return call_next(message, context)  # nothing in them is made of data
+        return call_next(message, context)  # their answers contain no data
     if category != MessageType.TRAIN and not offered & {DISTRIBUTED, RECORD_SUMS}:
         raise PolicyRefusal(
             f"this node trains privately and answers no {category} message: its owner set "
@@ -114,17 +113,16 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
 def refusal_of_training(
     owner: NodeConfig, config: Mapping[str, Any], parameters: Iterable[str]
 ) -> str | None:
-    """Return why the owner does not allow what is rehearsed; None: it is allowed.
+    """Return why the owner does not allow a rehearsed training or statistic; None: it is allowed.
 
-    It is what the node answers to each message of that training or statistic, but for how soon it
-    comes.
+    The node answers the same to each of its messages, except to one that comes too early.
 
     Args:
         owner: The configuration.
-        config: Of the rehearsal's query.
+        config: Config of the rehearsal's query.
         parameters: Names of the model's parameters.
     """
-    instruction = RoundInstruction.of(config)
+    instruction = RoundInstruction.from_config(config)
     of_rounds = instruction is not None and instruction.secure_sum is not None
     summed = of_rounds or SUM_KEY in config
     offered = _kinds_offered([config], summed=summed)
@@ -143,15 +141,12 @@ def refusal_of_training(
 
 
 def _require_offered(owner: NodeConfig, offered: frozenset[str]) -> None:
-    """Refuse a training that offers less privacy than the owner requires."""
-    if any(required <= offered for required in owner.required):
+    if any(kinds <= offered for kinds in owner.required):
         return
-    asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
+    required = " or ".join("privacy=" + "+".join(sorted(kinds)) for kinds in owner.required)
+    offer = " and ".join(sorted(offered)) or "no privacy"
     hint = _HOW_TO_TAKE_PART if offered & {DISTRIBUTED, RECORD_SUMS} else ""
-    raise PolicyRefusal(
-        f"this node requires {asked}, and the message offers "
-        f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
-    )
+    raise PolicyRefusal(f"this node requires {required}, and the message offers {offer}{hint}")
 
 
 def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
@@ -159,7 +154,7 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
 
     Args:
         owner: The configuration.
-        charged: Whether nothing is released of such a message without a charge.
+        charged: Whether every release for such a message is charged.
     """
     if owner.has_expired:
         raise PolicyRefusal(
@@ -168,7 +163,7 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
         )
     if owner.ledger_path is None:
         return
-    # With SciPy, for a node that keeps a ledger alone.
+    # Imported here, as it needs SciPy, and not every node has a ledger.
     from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
 
     try:
@@ -184,7 +179,6 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
 
 
 def _require_allowed_app(owner: NodeConfig) -> None:
-    """Refuse apps that the owner does not name."""
     if owner.allowed_apps is None:
         return
     app = present_host().running_app()
@@ -199,72 +193,73 @@ def _require_allowed_app(owner: NodeConfig) -> None:
 
 
 def _require_shared_parameters(owner: NodeConfig, parameters: Iterable[str]) -> None:
-    """Refuse to train what the owner does not share."""
     withheld = owner.withheld(parameters)
     if withheld is not None:
         raise PolicyRefusal(withheld)
 
 
 def _require_encoder(owner: NodeConfig, configs: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse to train on features that the owner does not name."""
     if owner.encoder_digests is None:
         return
     named = {str(config[ENCODER_KEY]) for config in configs if ENCODER_KEY in config}
-    refused = owner.refused_encoder(named.pop() if len(named) == 1 else None)
+    digest = named.pop() if len(named) == 1 else None
+    refused = owner.refused_encoder(digest)
     if refused is not None:
         raise PolicyRefusal(refused)
 
 
 def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_sum: bool) -> None:
-    """Refuse what comes too early after the last message of its kind; last of all checks.
+    """Refuse a message that comes too early after the last of its kind; it is the last check.
 
-    Keys and openings of a secure sum have no times of their own: they belong to a round that had.
+    Keys and openings of a secure sum are not timed: they belong to a round that was.
     """
     if owner.min_round_interval is None or of_a_sum or in_simulation():
         return
-    assert owner.ledger_path is not None  # `NodeConfig.of` asks for it
-    # Flower has two names for one handler, `train` and `train.default`: one time is kept for both.
+    assert owner.ledger_path is not None  # `NodeConfig.of` requires it
+    # Flower has two names for one handler, `train` and `train.default`: both share one time.
     category, _, action = message.metadata.message_type.partition(".")
     kind = action if category == MessageType.QUERY else category
-    left = RoundInterval.beside(owner.ledger_path).wait_left(
-        f"{kind} {owner.source}", owner.min_round_interval
-    )
-    if left > 0.0:
+    interval = RoundInterval.beside(owner.ledger_path)
+    seconds = interval.wait_left(f"{kind} {owner.source}", owner.min_round_interval)
+    if seconds > 0.0:
         raise PolicyRefusal(
-            f"this {kind} message comes {left:.0f} s too early: dp-min-round-interval is "
+            f"this {kind} message comes {seconds:.0f} s too early: dp-min-round-interval is "
             f"{owner.min_round_interval:g}"
         )
 
 
 def _offered(message: Message) -> frozenset[str]:
-    # A node drops the records of a sum before it trains: what they offer, nobody does.
+    # A node drops the records of a sum before it trains, so their offers don't count.
     configs = list(without_terms(message.content).config_records.values())
     return _kinds_offered(configs, summed=terms_in(message.content) is not None)
 
 
 def _kinds_offered(configs: Sequence[Mapping[str, Any]], *, summed: bool) -> frozenset[str]:
     """Return the kinds of privacy that configs offer, inside a secure sum or outside."""
-    instructions = [RoundInstruction.of(config) for config in configs]
+    instructions = [RoundInstruction.from_config(config) for config in configs]
     # A sum that counts against the cap of the client's records alone hides no more than those.
-    of_records = any(each is not None and each.of_records for each in instructions) or any(
-        unit != "client" for config in configs for unit in _units_charged(config)
-    )
-    offered = {
-        RECORD: any(RECORD_PLAN_KEY in config for config in configs),
-        LOCAL: any(each is not None and each.client_noise for each in instructions),
-        DISTRIBUTED: summed and not of_records,
-        RECORD_SUMS: summed and of_records,
-    }
-    return frozenset(kind for kind, is_offered in offered.items() if is_offered)
+    present = [instruction for instruction in instructions if instruction is not None]
+    of_records = any(instruction.of_records for instruction in present)
+    of_records = of_records or any(map(_charges_records, configs))
+    offered = set()
+    if any(RECORD_PLAN_KEY in config for config in configs):
+        offered.add(RECORD)
+    if any(instruction.client_noise for instruction in present):
+        offered.add(LOCAL)
+    if summed:
+        offered.add(RECORD_SUMS if of_records else DISTRIBUTED)
+    return frozenset(offered)
 
 
-def _units_charged(config: Mapping[str, Any]) -> set[str]:
-    """Return the units that a secure sum would be charged to, by whichever key says so."""
-    instruction = RoundInstruction.of(config)
-    prices = [] if instruction is None else [instruction.secure_sum]
+def _charges_records(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config's secure sum is charged to records, by either of its keys."""
+    prices = []
+    instruction = RoundInstruction.from_config(config)
+    if instruction is not None:
+        prices.append(instruction.secure_sum)
     if SUM_KEY in config:
         prices.append(decode_text(SumInstruction, str(config[SUM_KEY])))
-    return {price.unit for price in prices if price is not None}
+    return any(price is not None and price.unit != "client" for price in prices)
 
 
 def _require_verified_apps() -> None:
@@ -275,11 +270,11 @@ def _require_verified_apps() -> None:
             f"would bind the server: {_HOW_TO_VERIFY}"
         )
     if verified is None:
-        _say_once_what_the_owner_must_do()
+        _log_once_how_to_verify()
 
 
 @cache
-def _say_once_what_the_owner_must_do() -> None:
+def _log_once_how_to_verify() -> None:
     logger.warning(
         "it can't be seen here whether this SuperNode verifies apps; where it does not, the server "
         "can send one that ignores what the owner requires: %s",

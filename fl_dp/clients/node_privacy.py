@@ -1,11 +1,11 @@
 """Privacy that a node's owner allows to spend: its ledger, its cap, and the name of its data.
 
-A real SuperNode says so when it starts:
+A real SuperNode gets these when it starts:
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-The server has no say in it. In Flower's simulation, where nodes are not real and share the server's
-machine, the ledgers lie in a folder that the server names.
+The server has no influence on them. In Flower's simulation, where nodes are virtual and share the
+server's machine, the ledgers lie in a folder that the server names.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class NodePrivacy:
 
     Attributes:
         ledger: File or database URL of the node's ledger; None: the owner named none.
-        cap: Over everything that is ever released from the node's data; None: there is none, and
-            each run has its own budget alone.
-        record_epsilon: Most epsilon of one run under DP-SGD; None: as the run plans.
+        cap: Cap over everything that is ever released from the node's data; None: there is none,
+            and each run has its own budget alone.
+        record_epsilon: Largest epsilon of one run under DP-SGD; None: as the run plans.
         source: A name of the node's data that stays the same when they change.
         run: Flower's id of the run that asks.
-        witness_path: File or database URL that knows how far the ledger has come; None: none.
-        simulated_ledger: Where a simulated node's ledger lies if nobody names one; None on a real
+        witness_path: File or database URL of the ledger's witness; None: there is none.
+        simulated_ledger: File of a simulated node's ledger if nobody names one; None on a real
             node.
     """
 
@@ -63,17 +63,16 @@ class NodePrivacy:
     simulated_ledger: str | None = None
 
     @classmethod
-    def of(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
+    def from_context(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
         """Return what the owner's configuration allows.
 
         Args:
-            context: The node's.
-            config: The message's; only its folder of simulated ledgers is looked at, and only in a
-                simulation.
+            context: The node's context.
+            config: The message's config; only a simulation reads it, for its folder of ledgers.
             unit: Index among the privacy units that the node hosts.
 
         Raises:
-            NodeConfigError: If the node's configuration is no good (`NodeConfig.of`).
+            NodeConfigError: The node's configuration is invalid (`NodeConfig.of`).
         """
         owner = NodeConfig.of(context.node_config)
         ledger, source, simulated = owner.ledger_path, owner.source, None
@@ -82,8 +81,9 @@ class NodePrivacy:
             simulated = str(simulated_run_folder(context) / f"node-{node}.db")
             if ledger is None and SIMULATED_LEDGERS_KEY in config:
                 ledger = str(Path(str(config[SIMULATED_LEDGERS_KEY])) / f"node-{node}.db")
-            # The server numbers a node's units, so only where nothing is real are they apart.
-            source = f"{source}/{unit}" if unit else source
+            # Units have names of their own in simulations alone, as the server numbers them.
+            if unit:
+                source = f"{source}/{unit}"
         return cls(
             ledger=ledger,
             source=source,
@@ -99,7 +99,7 @@ class NodePrivacy:
         """The ledger; a simulated node without one has it in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Raises:
-            ValueError: If a real node was started without one. Nothing may be trained then.
+            ValueError: A real node was started without one. Nothing may be trained then.
         """
         if self.ledger is not None:
             return self.ledger
@@ -113,31 +113,34 @@ class NodePrivacy:
 
     @property
     def witness(self) -> Witness | None:
-        """What the ledger is compared with whenever it is opened; None: nothing."""
-        from fl_dp.ledger import witness_at  # with SQLAlchemy, for a node that keeps a ledger alone
+        """The witness with which the ledger is compared whenever it is opened; None: none."""
+        # Imported here, as it needs SQLAlchemy, and not every node has a ledger.
+        from fl_dp.ledger import witness_at
 
-        return None if self.witness_path is None else witness_at(self.witness_path)
+        if self.witness_path is None:
+            return None
+        return witness_at(self.witness_path)
 
     def open_ledger(self) -> NodeLedger:
         """Open the required ledger to spend from, compared with its witness if there is one.
 
         Raises:
-            ValueError: If a real node was started without one.
-            LedgerCorrupted: If the ledger was altered, or put back to an older state.
-            LedgerUnavailable: If it can't be read or written, or its witness.
+            ValueError: A real node was started without one.
+            LedgerCorrupted: The ledger was altered, or put back to an older state.
+            LedgerUnavailable: The ledger or its witness can't be read or written.
         """
-        from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.ledger import NodeLedger  # needs SciPy
 
         ledger = NodeLedger.open(self.required_ledger, witness=self.witness)
         if self.witness_path is None and not in_simulation():
-            _say_once(f"{ledger.unwitnessed} (dp-witness-path)")
+            _log_once(f"{ledger.unwitnessed} (dp-witness-path)")
         return ledger
 
     def plan(self, plan: RecordPlan) -> RecordPlan:
-        """Return the plan of a run by which the owner's own promise to each record holds.
+        """Return the plan of a run with which the owner's own promise to each record holds.
 
         Raises:
-            ValueError: If no noise keeps it.
+            ValueError: No noise is enough for it.
         """
         if self.record_epsilon is None:
             return plan
@@ -147,10 +150,10 @@ class NodePrivacy:
         """Return the limit of the run that asks, over that run alone.
 
         Args:
-            budget: What it asks for.
-            training: Its name, the same after a restart; empty: Flower's run is it.
+            budget: The budget that the run asks for.
+            training: Name of the training, the same after a restart; empty: Flower's run is it.
         """
-        from fl_dp.ledger.node import RunLimit  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.ledger.node import RunLimit  # needs SciPy
 
         name = f"training {training}" if training else f"run {self.run}"
         return RunLimit(run=name, budget=budget)
@@ -159,7 +162,7 @@ class NodePrivacy:
         """Return the limit of a run without a trusted server; None: it names none.
 
         Raises:
-            ValueError: If nobody says how much may be spent.
+            ValueError: There is no budget, by the server or the owner.
         """
         delta = asked.delta
         if delta is None and self.cap is not None:
@@ -174,14 +177,14 @@ class NodePrivacy:
         return None
 
     def budget_of_noise(self, asked: NoiseInstruction | SumInstruction) -> PrivacyBudget:
-        """Return what a run without a trusted server may spend by itself under either limit.
+        """Return the smaller of a run's limit and the owner's cap, without a trusted server.
 
         Raises:
-            ValueError: If nobody says how much may be spent.
+            ValueError: There is no budget, by the server or the owner.
         """
         limit, cap = self.limit_of_noise(asked), self.cap
         if limit is None:
-            assert cap is not None  # `limit_of_noise` has asked
+            assert cap is not None  # `limit_of_noise` has checked
             return cap
         if cap is None:
             return limit.budget
@@ -191,32 +194,29 @@ class NodePrivacy:
         )
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
-        """Return whose spending it is."""
-        from fl_dp.ledger.node import Account  # with SciPy, for a node that keeps a ledger alone
+        """Return the account of the node's data."""
+        from fl_dp.ledger.node import Account  # needs SciPy
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 
     def use(self, purpose: str) -> Use:
-        """Return what the ledger writes down of a charge for its owner.
-
-        Args:
-            purpose: Type of the message that asks.
-        """
-        from fl_dp.ledger.node import Use  # with SciPy, for a node that keeps a ledger alone
+        """Return the purpose that the ledger records with a charge, for its owner."""
+        from fl_dp.ledger.node import Use  # needs SciPy
 
         host = present_host()
-        app = host.running_app()
+        running = host.running_app()
+        app = None if running is None else str(running)
         return Use(
             run=self.run,
             purpose=purpose,
-            app=None if app is None else str(app),
+            app=app,
             enforcement=host.enforcement(),
             message=host.message_id(),
         )
 
 
 @lru_cache
-def _say_once(line: str) -> None:
+def _log_once(line: str) -> None:
     logger.info("%s", line)
 
 
@@ -225,14 +225,14 @@ def simulated_run_folder(context: Context) -> Path:
     return files.simulations_folder() / f"run-{context.run_id}"
 
 
-_plays_nodes = False  # of the process: a node's work may go on in another thread
+_plays_nodes = False  # per process, as a node's work may continue in another thread
 
 
 @contextmanager
 def simulated_nodes() -> Iterator[None]:
-    """Say that every node of this process is virtual, for as long as the block lasts.
+    """Declare all nodes of this process virtual for the block.
 
-    For an engine that plays all nodes in one process; a message has no way to say so.
+    It is for an engine that plays all nodes in one process; a message can't tell this.
     """
     global _plays_nodes
     _plays_nodes = True

@@ -1,6 +1,6 @@
 """Records of a node in PyTorch, whose clipped gradients a secure sum adds up.
 
-`RecordGradients` computes and sums them, as in DP-SGD inside a client: a record that can't be read,
+`RecordGradients` computes and sums them, as in DP-SGD inside a client. A record that can't be read,
 collated or trained on counts as one whose gradient is zero, alone.
 """
 
@@ -31,16 +31,16 @@ from .records import Config
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecords:
-    """The records of a node, and the model whose gradients they have: a `RecordsFn`.
+    """The records of a node, and the model at which their gradients are taken: a `RecordsFn`.
 
     Attributes:
         model_fn: Builds the model, with the names and shapes of the server's, from the node's
             `Context` and the message's config; see `private_module`.
         loader_fn: Returns the loader whose data set and collation are used; see
             `train_with_dp_sgd`.
-        dp_sgd: Its loss, keys, mode and physical batch size. Step and denominator are the server's:
-            optimizer and expected batch size are not used.
-        trainable_only: The parameters that are not frozen travel, and nothing else.
+        dp_sgd: Its loss, keys, mode and physical batch size are used. The server chooses step and
+            denominator, so the optimizer and the expected batch size are not.
+        trainable_only: Exchange the parameters that are not frozen, and nothing else.
     """
 
     model_fn: Callable[[Context, Config], nn.Module]
@@ -52,7 +52,7 @@ class NodeRecords:
         """Validate.
 
         Raises:
-            ValueError: If a setting would not be followed.
+            ValueError: A setting would have no effect.
         """
         if self.dp_sgd.expected_batch_size is not None or not self.dp_sgd.secure_randomness:
             raise ValueError(
@@ -64,7 +64,7 @@ class NodeRecords:
         """Return arrays of the forms that are summed, made without any data; see `ArraysFn`.
 
         Raises:
-            ValueError: If the model can't be trained.
+            ValueError: The model can't be trained.
         """
         module = self._built(context, config)
         self.dp_sgd.gradients(ModuleTemplate(module), clipping_norm=1.0, rng=SecureRandom())
@@ -74,7 +74,7 @@ class NodeRecords:
         """Return the records at a model.
 
         Raises:
-            ValueError: If it can't be trained, or it is not the server's.
+            ValueError: It can't be trained, or it is not the server's.
         """
         module = self._built(context, config)
         load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
@@ -83,24 +83,21 @@ class NodeRecords:
             module,
             self.loader_fn(context, config),
             self.dp_sgd,
-            sent_as=dict(zip(names, model, strict=True)),
+            message_names=dict(zip(names, model, strict=True)),
         )
 
     def _built(self, context: Context, config: Config) -> nn.Module:
-        """Return the model.
-
-        Raises:
-            ValueError: If it can't be trained, or an array would travel for nothing but noise.
-        """
+        """Return the model."""
         module = self.model_fn(context, config)
         require_trainable_privately(module)
-        trained = {name for name, each in module.named_parameters() if each.requires_grad}
+        trained = {name for name, value in module.named_parameters() if value.requires_grad}
         names = exchanged_names(module, trainable_only=self.trainable_only)
         state = module.state_dict()
-        still = [each for each in names if each not in trained and state[each].is_floating_point()]
-        if still:
+        frozen = [name for name in names if name not in trained]
+        noised = [name for name in frozen if state[name].is_floating_point()]
+        if noised:
             raise ValueError(
-                f"'{still[0]}' is no trainable parameter, and would get noise without a gradient: "
+                f"'{noised[0]}' is no trainable parameter, and would get noise without a gradient: "
                 "write trainable_only=True, for exchanged_arrays at the server too"
             )
         return module
@@ -110,9 +107,15 @@ class _Gradients:
     """A `RecordsOfNode`."""
 
     def __init__(
-        self, module: nn.Module, loader: DataLoader[Any], how: DPSGD, *, sent_as: dict[str, str]
+        self,
+        module: nn.Module,
+        loader: DataLoader[Any],
+        how: DPSGD,
+        *,
+        message_names: dict[str, str],
     ) -> None:
-        self._module, self._loader, self._how, self._sent_as = module, loader, how, sent_as
+        self._module, self._loader, self._how = module, loader, how
+        self._message_names = message_names
 
     def __len__(self) -> int:
         return len(self._loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
@@ -129,7 +132,7 @@ class _Gradients:
         def take(totals: Sequence[Tensor]) -> None:
             nonlocal count
             for name, total in zip(template.parameters, totals, strict=True):
-                sums[self._sent_as[name]] = total.cpu().numpy().copy()
+                sums[self._message_names[name]] = total.cpu().numpy().copy()
             count = gradients.contributing
 
         gradients.read(self._loader)

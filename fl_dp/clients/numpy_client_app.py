@@ -4,8 +4,8 @@
 
 or, where records are summed over nodes, any model and its records (`record_sums`).
 
-Array names are kept, so that a server can match them by name. What goes wrong in a client reaches
-the server as a code and a class name: an exception's text can carry data.
+Arrays retain their names, so that a server can match them by name. A client's error reaches the
+server as a code and a class name, as an exception's text can carry data.
 """
 
 from __future__ import annotations
@@ -63,32 +63,33 @@ def numpy_client_app(
 
     A train message without a round instruction is answered as any Flower client does. With one:
 
-    - `num-examples` is 1 in every reply; of the metrics only those that the instruction names go
-      along. The true number of records, which `fit` returns, becomes a weight on the node.
+    - `num-examples` is 1 in every reply; only the metrics that the instruction names are sent. The
+      true number of records, which `fit` returns, becomes a weight on the node.
     - A utility is `records` (the number that `fit` returned) or a metric of that name that `fit`
       returned, for instance its `loss`; one that is missing or no number is not sent.
-    - An evaluate message with a query (`evaluate_federation`) is answered with what each hosted
-      unit measured, bounded; without one as any Flower client does.
-    - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
-      without `units`, `client_fn` makes the client of its only unit, number 0.
+    - An evaluate message with a query (`evaluate_federation`) is answered with bounded measurements
+      of each hosted unit; without one as any Flower client does.
+    - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node without
+      `units`, `client_fn` makes the client of its only unit, number 0.
     - Where the units are records, their clipped gradients are summed (`sum_of_records`); they leave
-      the node in a secure sum or not at all.
+      the node only in a secure sum.
     - Sums that go into a secure sum are noised and masked (`secure_sum_mod`).
-    - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
-      encoded (`compression_mod`).
+    - Noise at the client is added outside all mods (`client_noise_mod`), and the result is encoded
+      (`compression_mod`).
 
-    What the node's owner does not allow is refused before anything else (`node_policy_mod`), and a
-    client that hangs ends with its message's time to live (`deadline_mod`).
+    Messages that the node's owner does not allow are refused before anything else
+    (`node_policy_mod`), and a client that hangs ends with its message's time to live
+    (`deadline_mod`).
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`: a `NumPyClient`, or
-            what its `to_client()` returns. None: this node sums gradients of its records alone.
+            the result of its `to_client()`. None: this node sums gradients of its records alone.
         mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
-            keeps exception texts on the node.
+            stops exception texts at the node.
         units: The privacy units of a node that hosts more than one.
         records: The records of a node where each is a privacy unit, such as `NodeRecords`.
-        statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. What it
-            raises makes that unit contribute zero. None: this node answers none.
+        statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. If it
+            raises, that unit contributes zero. None: this node answers none.
         arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
             message's config, made without any data. The server compares them with its model before
             anything is charged. None: a client that trains another model shows in training only.
@@ -100,9 +101,9 @@ def numpy_client_app(
         Queries are answered as `fl_dp.clients.queries` says.
 
     Raises:
-        TypeError: If `client_fn` is no function of one argument, for instance a client itself.
-        ValueError: If `mods` has `client_noise_mod`, which would add the noise twice, or
-            `compression_mod`; or if there is nothing to answer with.
+        TypeError: `client_fn` is no function of one argument, for instance a client itself.
+        ValueError: `mods` has `client_noise_mod`, which would add the noise twice, or
+            `compression_mod`; or there is nothing to answer with.
     """
     _require_client_fn(client_fn)
     if client_fn is None and units is None and records is None:
@@ -120,7 +121,7 @@ def numpy_client_app(
     def train(message: Message, context: Context) -> Message:
         key, model = only_record(message.content.array_records, "ArrayRecord")
         config = config_of(message)
-        instruction = RoundInstruction.of(config)
+        instruction = RoundInstruction.from_config(config)
         if instruction is None:
             unit = train_unit(make_client(context), model, config)
             arrays = unit.arrays
@@ -168,7 +169,7 @@ def numpy_client_app(
         abilities=abilities,
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
-    # Around whatever reads data: what has terms leaves masked, or not at all.
+    # Outside all handlers that read data: an answer to a message with terms leaves masked only.
     summed: list[Mod] = [*owners, secure_sum_mod]
     app.train()(guarded(train, [*summed, *noised]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
@@ -181,11 +182,7 @@ def numpy_client_app(
 
 
 def _require_client_fn(client_fn: object) -> None:
-    """Check that what is to make clients can be called with a node's context.
-
-    Raises:
-        TypeError: If it can't.
-    """
+    """Check that `client_fn` can be called with a node's context."""
     if client_fn is None:
         return
     if not callable(client_fn):
@@ -208,7 +205,7 @@ def _require_client_fn(client_fn: object) -> None:
 def _answer_of_one(
     unit: TrainedUnit, model: ArrayRecord, instruction: RoundInstruction
 ) -> tuple[ArrayRecord, MetricRecord]:
-    """Return what the server may see of a node's only unit."""
+    """Return the arrays and metrics of a node's only unit that the server may see."""
     required: dict[str, float] = {"num-examples": 1}
     if instruction.utility is not None:
         utility = unit.utility(instruction.utility)
@@ -221,8 +218,7 @@ def _answer_of_one(
 def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallable:
     """Run mods, outermost first, and a handler; reply to an exception without its text.
 
-    An exception's text can carry data. It stays readable in the node's own log. A simulated node
-    tells it whole.
+    An exception's text can carry data. The node's own log has it. A simulated node sends it whole.
     """
     for mod in reversed(mods):
         handler = _wrapped(mod, handler)
@@ -245,10 +241,11 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
 
 
 def _kind_of(failure: BaseException | None) -> str:
-    """Return what a server may know of a failure."""
+    """Return the part of a failure that a server may know."""
     kind = type(failure).__name__
-    # One of a few words, none of them made of data.
-    return f"{kind} {failure.code}" if isinstance(failure, Refused) else kind
+    if isinstance(failure, Refused):  # its code is one of a few words, and depends on no data
+        return f"{kind} {failure.code}"
+    return kind
 
 
 def _wrapped(mod: Mod, handler: ClientAppCallable) -> ClientAppCallable:

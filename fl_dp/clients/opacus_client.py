@@ -1,4 +1,4 @@
-"""A Flower `NumPyClient` that trains by DP-SGD and keeps account of it on its own node.
+"""A Flower `NumPyClient` that trains by DP-SGD and records its spending on its own node.
 
     >>> def client_fn(context: Context) -> NumPyClient:
     ...     model, _ = private_module(MyModel())
@@ -7,7 +7,7 @@
     ...     )
     >>> app = numpy_client_app(client_fn)
 
-Each participation is written to the node's ledger before a record is read. It survives what
+Each participation is written to the node's ledger before a record is read. The ledger survives what
 Flower's `Context.state` does not: a handler that raises, a process that dies, a restarted
 SuperNode, another run.
 """
@@ -51,7 +51,7 @@ Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
 
 
 class _NothingToRelease(Exception):
-    """Records were charged for and must not be released."""
+    """The charged records must not be released."""
 
 
 class OpacusClient(NumPyClient):
@@ -62,16 +62,14 @@ class OpacusClient(NumPyClient):
     everything that the ledger's account ever releases. Nothing of a reply depends on a record
     before the charge: a client whose budget is spent, or whose model or ledger can't be used, sends
     back the model as it came. After the charge a reply is always the planned steps of DP-SGD, of
-    the records that can be read and trained on; where no data can be read at all, or training
-    fails, of none: noise around the model. Arrays and keys are those of any other reply, and it
-    does not say why. That it replied, how long it took, and whether its source's budget is spent is
-    not hidden.
+    the records that can be read and trained on. If no data can be read at all, or training fails,
+    it is noise around the model. Arrays and keys are those of any other reply, and it does not say
+    why. Not hidden: that it replied, how long it took, and whether its source's budget is spent.
 
     A record whose reading ends a worker of the loader, or outlasts the loader's `timeout`, counts
     as zero, alone. One that ends the whole process, or fails all of the training, shows once in a
     Flower run: the node marks it beside its ledger's file and contributes nothing more to that run.
-    In a simulation, where nobody is protected from anybody, and for a ledger in a database there is
-    no such mark.
+    There is no such mark in a simulation, which protects nobody, nor for a ledger in a database.
     """
 
     def __init__(
@@ -91,32 +89,32 @@ class OpacusClient(NumPyClient):
         witness: Witness | None = None,
         use: Use | None = None,
     ) -> None:
-        """Be a client.
+        """Set up a client.
 
         Args:
-            model: On the device to train on; see `private_module` if Opacus refuses it.
-            loader: Whose data set and collation are used; see `train_with_dp_sgd`. Or a function
-                that returns it, called once it is paid for: data that can't be read then don't show
+            model: A model on the device to train on; see `private_module` if Opacus refuses it.
+            loader: A loader whose data set and collation are used; see `train_with_dp_sgd`. Or a
+                function that returns it, called after the charge: then unreadable data don't show
                 by an error.
-            plan: What one participation is, and the budget that the run asks for.
+            plan: The plan of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
-            account: Whose spending it is. Its source alone decides whether a charge fits; data of
-                this fingerprint that are exhausted under another source are answered for by noise.
+            account: The account to charge. Its source alone decides whether a charge fits. If data
+                of this fingerprint are exhausted under another source, the answer is noise.
             budget: The owner's cap over all runs; None: there is none.
-            limit: What this run may spend by itself; None: the plan's budget, over all runs
-                without a limit of their own name.
+            limit: Limit of this run alone. None: the plan's budget, over all runs without a limit
+                of their own name.
             dp_sgd: How to train; `DPSGD()` by default.
             trainable_only: Exchange the parameters that are not frozen, and nothing else.
             fingerprint_of: Computes the account's fingerprint once the data were read.
-            rng: Of noise and coins; a fresh secure one by default.
-            witness: What the ledger is compared with whenever its file or database is opened.
-            use: On whose behalf it trains, for the ledger.
+            rng: Source of noise and coins; a fresh secure one by default.
+            witness: The ledger is compared with it whenever its file or database is opened.
+            use: The purpose of the training, for the ledger.
 
         Raises:
-            ValueError: If DP-SGD can't train the model, or the account is not about records.
+            ValueError: DP-SGD can't train the model, or the account is not about records.
         """
         require_trainable_privately(model)
-        how = DPSGD() if dp_sgd is None else dp_sgd
+        how = dp_sgd or DPSGD()
         if (
             plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
             and how.expected_batch_size is None
@@ -153,27 +151,28 @@ class OpacusClient(NumPyClient):
         config: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> Self:
-        """Return a client whose ledger, name and cap are what the node's owner says.
+        """Return a client whose ledger, name and cap are those of the node's owner.
 
-        Where the owner's `dp-record-epsilon` is below the plan's budget the client trains with more
-        noise, so that its records keep that promise over all planned rounds (`RecordPlan.within`).
+        If the owner's `dp-record-epsilon` is below the plan's budget, the client trains with more
+        noise, so that its records have that promise over all planned rounds (`RecordPlan.within`).
 
         In a simulation without a ledger of its own, each node has one in
         `~/.fl-dp/simulations/run-RUN_ID`.
 
         Args:
-            context: Flower's, of the node.
+            context: Flower's context of the node.
             model: As in the constructor.
             loader: As in the constructor.
             plan: As in the constructor.
             unit: Index among the privacy units that the node hosts.
-            config: Of the message; in a simulation it can name a folder for the nodes' ledgers.
+            config: The message's config; in a simulation it can name a folder for the nodes'
+                ledgers.
             **rest: `dp_sgd`, `trainable_only`, `fingerprint_of` and `rng` of the constructor.
 
         Raises:
-            ValueError: As the constructor, or if a real node was started without a ledger.
+            ValueError: As the constructor, or a real node was started without a ledger.
         """
-        node = NodePrivacy.of(context, config or {}, unit=unit)
+        node = NodePrivacy.from_context(context, config or {}, unit=unit)
         own = node.plan(plan)
         if own != plan:
             logger.info(
@@ -199,26 +198,26 @@ class OpacusClient(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train from `parameters`, or return them as they are if that can't be paid for.
+        """Train from `parameters`, or return them unchanged if that can't be paid for.
 
         Returns:
-            The arrays, 1 (how many records there are stays private), and no metrics: each would
-            be a release of its own.
+            The arrays, 1 (the number of records stays private), and no metrics: each would be a
+            release.
         """
-        # Before the charge: of the message, the model or the ledger.
+        # Errors that end here are raised before the charge: by message, model or ledger.
         with Contained("training can't start; this client contributes nothing"):
             try:
                 return self._participate(parameters, config), 1, {}
-            except PrivacyBudgetExhausted as exhausted:
-                logger.info("%s; this client contributes nothing", exhausted)
-            except RunIsOver as over:
-                logger.error("%s; this client contributes nothing", over)
+            except PrivacyBudgetExhausted as error:
+                logger.info("%s; this client contributes nothing", error)
+            except RunIsOver as error:
+                logger.error("%s; this client contributes nothing", error)
         return parameters, 1, {}
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Refuse: what is measured on private records would be a release that nobody paid for.
+        """Refuse: a measurement on private records would be an uncharged release.
 
         Raises:
             ValueError: Always. Evaluate at the server, on public data, or override this.
@@ -232,13 +231,13 @@ class OpacusClient(NumPyClient):
         """Charge, and return what leaves; raise only before the charge.
 
         Raises:
-            RunIsOver: If an earlier participation in the run did not end.
-            PrivacyBudgetExhausted: If the charge does not fit.
+            RunIsOver: An earlier participation in the run did not end.
+            PrivacyBudgetExhausted: The charge does not fit.
         """
         plan, mark = self._plan, self._mark()
         if mark is not None:
             mark.require_absent()
-        # Whatever can fail without looking at a record fails first, and costs nothing.
+        # Errors that need no record are raised first, and cost nothing.
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         participation = PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng)
         with self._opened() as ledger:
@@ -258,33 +257,35 @@ class OpacusClient(NumPyClient):
                     if mark is not None:
                         mark.put()
                     self._train(ledger, charge, participation)
-                    sent = self._sent(parameters, participation.template.parameters)
+                    reply = self._reply(parameters, participation.template.parameters)
                     if mark is not None:
                         mark.remove()
-                    return sent
-                except _NothingToRelease as spent:
-                    logger.info("%s: this client sends noise around the model", spent)
+                    return reply
+                except _NothingToRelease as error:
+                    logger.info("%s: this client sends noise around the model", error)
                     if mark is not None:
                         mark.remove()
         return self._noise(parameters, participation.records)
 
     def _mark(self) -> UnfinishedParticipation | None:
         """Return the mark of this run; None without a run or a file that a real node keeps."""
-        place = self._ledger
-        if self._use is None or isinstance(place, NodeLedger) or "://" in str(place):
+        ledger = self._ledger
+        if self._use is None or isinstance(ledger, NodeLedger) or "://" in str(ledger):
             return None
         if in_simulation():
             return None
-        return UnfinishedParticipation.beside(place, self._account, self._use)
+        return UnfinishedParticipation.beside(ledger, self._account, self._use)
 
     def _train(self, ledger: NodeLedger, charge: int, participation: PrivateSteps) -> None:
         """Train the model.
 
         Raises:
-            _NothingToRelease: If the data have spent their budget elsewhere.
-            Exception: Whatever the data set and the loader raise.
+            _NothingToRelease: The data have spent their budget elsewhere.
+            Exception: Any error of the data set and the loader.
         """
-        loader = self._loader if isinstance(self._loader, DataLoader) else self._loader()
+        loader = self._loader
+        if not isinstance(loader, DataLoader):
+            loader = loader()
         participation.read(loader)
         name = self._account.fingerprint
         if self._fingerprint_of is not None:
@@ -296,17 +297,17 @@ class OpacusClient(NumPyClient):
         participation.train()
 
     def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
-        """Return what the planned steps without any record make of `parameters`."""
-        # As the optimizer can't step, whatever the records are.
+        """Return `parameters` after the planned steps without any record."""
+        # An error here is the optimizer's, whatever the records are.
         with Contained("no step can be taken; this client contributes nothing"):
             load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
             train_on_noise(
                 self._model, records=records, plan=self._plan, how=self._how, rng=self._rng
             )
-            return self._sent(parameters, trained_parameters(self._model))
+            return self._reply(parameters, trained_parameters(self._model))
         return parameters
 
-    def _sent(self, received: NDArrays, trained: Mapping[str, nn.Parameter]) -> NDArrays:
+    def _reply(self, received: NDArrays, trained: Mapping[str, nn.Parameter]) -> NDArrays:
         names = exchanged_names(self._model, trainable_only=self._trainable_only)
         return trained_arrays(names, received, trained)
 

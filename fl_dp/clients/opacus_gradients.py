@@ -1,13 +1,13 @@
 """Opacus' own ways to gradients of records: hooks, and ghost clipping.
 
-They give a gradient for each row that a layer sees, so that clipping bounds a record where rows are
-records, in the records' order, in every layer. Whoever chooses them declares that. It is checked on
+They give a gradient for each row that a layer sees. So clipping bounds a record only where, in
+every layer, rows are records in the records' order. Choosing them declares that. It is checked on
 made-up records (`made_up_records`), and in each pass by the number of rows: where a layer sees
 another number of them, the records of that pass go through `SingleRecords`.
 
-Under ghost clipping, where no gradient of a record is held, the sum is made of the float64 products
-that the norm was computed of, and the norm is rounded up by more than their rounding errors. This
-also saves Opacus' second backward pass.
+Ghost clipping holds no gradient of a record. The sum is made of the same float64 products as the
+norm, and the norm is rounded up by more than their rounding errors. This also saves Opacus' second
+backward pass.
 
 References:
     Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (ghost
@@ -49,11 +49,11 @@ logger = logging.getLogger("flwr.fl_dp.client")
 
 _EPSILON = 2.0**-52
 _CANCELLATION = 1e-10
-"""Share of the squared sum of a record's terms that a squared ghost norm is rounded up by."""
+"""Share of a record's squared sum of terms by which its squared ghost norm is rounded up."""
 
 
 class RowsAreNotRecords(ValueError):
-    """What layers saw are no rows of which each is a record."""
+    """Rows that a layer saw are not records."""
 
 
 class HookGradients:
@@ -66,14 +66,14 @@ class HookGradients:
 
         Args:
             template: The model.
-            loss: Of a batch's outputs and targets; gives each record's, `(n,)`.
+            loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
 
         Raises:
-            NotImplementedError: If Opacus can't train it.
+            NotImplementedError: Opacus can't train the model.
         """
         self._template, self._loss = template, loss
         self._singly = SingleRecords(template, loss)
-        self._wrapped(0)  # where Opacus refuses it
+        self._wrapped(0)  # Opacus refuses here a model that it can't train
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """Return the sum of the records' clipped gradients; see `Gradients.clipped_sums`."""
@@ -87,18 +87,18 @@ class HookGradients:
         """Return the same, or raise where rows are not records.
 
         Raises:
-            RowsAreNotRecords: If a layer sees another number of rows.
-            Exception: Whatever model and loss raise at these records.
+            RowsAreNotRecords: A layer sees another number of rows.
+            Exception: Any error of model and loss at these records.
         """
         wrapped, criterion = self._wrapped(len(targets)), copy.deepcopy(self._loss)
         # Copies, as a forward pass may write into them.
         inputs, targets = mapped(Tensor.clone, (inputs, targets))
         coins = CoinsOfRecords(len(targets))
         with coins, IndicesInRange(), torch.enable_grad(), warnings.catch_warnings():
-            # PyTorch says it in every round of Opacus' hooks.
+            # PyTorch warns in every round of Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             losses = criterion(outputs_of(wrapped, inputs), targets)
-            # The sum of losses, not their mean: dividing by the batch and multiplying rounds.
+            # The sum of losses, as a mean would round twice: dividing, and multiplying later.
             losses.sum().backward()
         named = dict(wrapped._module.named_parameters())
         return self._summed(wrapped, [named[name] for name in self._template.parameters], clip)
@@ -127,24 +127,24 @@ class GhostGradients(HookGradients):
         self, wrapped: _RecordRows, parameters: Sequence[nn.Parameter], clip: Clip
     ) -> list[Tensor | None]:
         assert isinstance(wrapped, _RecordedRows)  # `_wrapped` made it
-        layers = [_layer(*each) for each in wrapped.passes.items()]
+        layers = [_layer(module, passes) for module, passes in wrapped.passes.items()]
         if not layers:
             return [None] * len(parameters)
         squares = [layer.squared_norms() for layer in layers]
-        factors, kept = clip(torch.stack(squares).sum(0))
-        added: dict[int, Tensor] = {}
+        factors, finite = clip(torch.stack(squares).sum(0))
+        sums: dict[int, Tensor] = {}
         for layer, norms in zip(layers, squares, strict=True):
-            for parameter, total in layer.weighted(factors, kept, norms):
-                if id(parameter) in added:
+            for parameter, total in layer.weighted(factors, finite, norms):
+                if id(parameter) in sums:
                     raise RowsAreNotRecords(
                         "two layers share a parameter, for which ghost clipping has no rule"
                     )
-                added[id(parameter)] = total
-        return [added.get(id(parameter)) for parameter in parameters]
+                sums[id(parameter)] = total
+        return [sums.get(id(parameter)) for parameter in parameters]
 
 
 class _RecordRows(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
-    """Opacus' wrapper, which lets no layer see another number of rows than there are records."""
+    """Opacus' wrapper, which refuses a layer whose number of rows is not that of the records."""
 
     def __init__(self, module: nn.Module, records: int) -> None:
         super().__init__(module, loss_reduction="sum")
@@ -153,10 +153,10 @@ class _RecordRows(GradSampleModule):  # type: ignore[misc]  # Opacus has no type
     def capture_activations_hook(
         self, module: nn.Module, forward_input: Any, forward_output: Any
     ) -> None:
-        """Keep what goes into a layer.
+        """Store a layer's input.
 
         Raises:
-            RowsAreNotRecords: If it has another number of rows.
+            RowsAreNotRecords: It has another number of rows.
         """
         for tensor in (*forward_input, forward_output):
             self._require_rows(module, tensor)
@@ -181,7 +181,7 @@ class _RecordRows(GradSampleModule):  # type: ignore[misc]  # Opacus has no type
 
 
 class _RecordedRows(_RecordRows):
-    """Keeps what went into and came back to each layer, instead of computing gradients."""
+    """Stores each layer's inputs and backward tensors, instead of computing gradients."""
 
     def __init__(self, module: nn.Module, records: int) -> None:
         super().__init__(module, records)
@@ -195,7 +195,7 @@ class _RecordedRows(_RecordRows):
         loss_reduction: str,
         batch_first: bool,
     ) -> None:
-        """Keep one pass of one layer."""
+        """Store one pass of one layer."""
         if not self.hooks_enabled:
             return
         activations, backprops = self.rearrange_grad_samples(
@@ -216,19 +216,19 @@ class _AnyLayer:
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each record's gradient, float64 `(n,)`."""
-        return torch.stack([squared_norms(each) for each in self._samples().values()]).sum(0)
+        return torch.stack([squared_norms(sample) for sample in self._samples().values()]).sum(0)
 
     def weighted(
-        self, factors: Tensor, kept: Tensor | None, squares: Tensor
+        self, factors: Tensor, finite: Tensor | None, squares: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with the sum of its scaled gradients."""
         samples = self._samples()
         # Kernels that are not deterministic may give a longer gradient than the one measured.
-        now = torch.stack([squared_norms(each) for each in samples.values()]).sum(0)
+        now = torch.stack([squared_norms(sample) for sample in samples.values()]).sum(0)
         shorter = torch.nan_to_num((squares / now).sqrt(), nan=1.0).clamp(max=1.0)
-        factors = factors * (shorter if kept is None else shorter[kept])
-        for parameter, each in samples.items():
-            yield parameter, weighted(each, factors, kept)
+        factors = factors * _selected(shorter, finite)
+        for parameter, sample in samples.items():
+            yield parameter, weighted(sample, factors, finite)
 
     def _samples(self) -> dict[Tensor, Tensor]:
         module = self._module
@@ -238,8 +238,9 @@ class _AnyLayer:
             for parameter, sample in sampler(module, activations, backprops).items():
                 if not parameter.requires_grad:
                     continue
-                before = samples.get(parameter)
-                samples[parameter] = sample if before is None else before + sample
+                if parameter in samples:
+                    sample = samples[parameter] + sample
+                samples[parameter] = sample
         return samples
 
 
@@ -269,10 +270,10 @@ class _Linear:
         return squares
 
     def weighted(
-        self, factors: Tensor, kept: Tensor | None, squares: Tensor
+        self, factors: Tensor, finite: Tensor | None, squares: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with the sum of its scaled gradients."""
-        a, b = (each if kept is None else each[kept] for each in (self._a, self._b))
+        a, b = _selected(self._a, finite), _selected(self._b, finite)
         b = (b * factors[:, None, None]).flatten(0, 1)
         if self._module.weight.requires_grad:
             yield self._module.weight, b.T @ a.flatten(0, 1)
@@ -281,7 +282,7 @@ class _Linear:
 
 
 class _Embedding:
-    """A table of which each position of a record takes a row."""
+    """A table from which each position of a record takes a row."""
 
     def __init__(self, module: nn.Embedding, tokens: Tensor, backprops: Tensor) -> None:
         self._module = module
@@ -296,21 +297,25 @@ class _Embedding:
         rows, positions = self._tokens.shape
         record = torch.arange(rows, device=self._tokens.device).repeat_interleave(positions)
         pairs = record * self._module.num_embeddings + self._tokens.flatten()
-        found, place = torch.unique(pairs, return_inverse=True)
-        sums = self._b.new_zeros((len(found), self._b.shape[-1]))
-        sums.index_add_(0, place, self._b.flatten(0, 1))
+        distinct, index = torch.unique(pairs, return_inverse=True)
+        sums = self._b.new_zeros((len(distinct), self._b.shape[-1]))
+        sums.index_add_(0, index, self._b.flatten(0, 1))
         squares = self._b.new_zeros(rows)
-        squares.index_add_(0, found // self._module.num_embeddings, sums.square().sum(1))
+        squares.index_add_(0, distinct // self._module.num_embeddings, sums.square().sum(1))
         return _rounded_up(squares, self._b.norm(dim=-1), 0)
 
     def weighted(
-        self, factors: Tensor, kept: Tensor | None, squares: Tensor
+        self, factors: Tensor, finite: Tensor | None, squares: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the table with the sum of its scaled gradients."""
-        tokens, b = (each if kept is None else each[kept] for each in (self._tokens, self._b))
+        tokens, b = _selected(self._tokens, finite), _selected(self._b, finite)
         total = torch.zeros_like(self._module.weight, dtype=WIDE)
         total.index_add_(0, tokens.flatten(), (b * factors[:, None, None]).flatten(0, 1))
         yield self._module.weight, total
+
+
+def _selected(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    return tensor if rows is None else tensor[rows]
 
 
 def _layer(
@@ -328,16 +333,16 @@ def _layer(
 
 
 def _rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
-    """Return squared norms that are not too short for what rounding may add to a sum of `terms`.
+    """Return squared norms that are not too short in spite of rounding errors in a sum of `terms`.
 
-    Float64 keeps each norm to sqrt(width * 2^-52) of the sum of its terms' lengths. The part that
-    is added is larger; it also bounds the sum of scaled terms by 1e5 clipping norms, so that the
-    rounding errors of adding them up stay below 1e-6 of one.
+    The relative error of float64 is at most sqrt(width * 2^-52) of the sum of the terms' lengths.
+    The share added here is larger. It also bounds the sum of scaled terms by 1e5 clipping norms, so
+    that the rounding errors of adding them up stay below 1e-6 of one.
 
     Args:
         squares: Computed squared norms, `(n,)`.
         terms: Lengths of the terms, `(n, positions)`.
-        width: How many products each inner product sums.
+        width: Number of products that each inner product sums.
     """
     share = _CANCELLATION + (width + terms.shape[1] ** 2) * _EPSILON
     return squares.clamp(min=0.0) + share * terms.sum(1).square()

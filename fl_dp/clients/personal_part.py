@@ -1,4 +1,4 @@
-"""Parameters of a unit that never leave its node, kept there from round to round.
+"""Parameters of a unit that never leave its node, stored there from round to round.
 
     >>> part = SharedPart.of(get_arrays(MyModel()), ["body.*"])
     >>> def client_fn(context: Context) -> NumPyClient:
@@ -6,13 +6,13 @@
     ...     return PersonalClient(client, context, part=part, first=get_arrays(MyModel()))
     >>> app = numpy_client_app(client_fn)
 
-The server starts with `part.of_model(...)`: it never has the rest. Flower's `Context.state` holds a
-personal part a unit, as long as the run lasts; a node that lost it starts from the first one.
+The server starts with `part.of_model(...)`, so it never has the rest. Flower's `Context.state`
+holds one personal part per unit for one run. A node that lost it starts from the first one.
 
-Privacy, of whole clients: what leaves is the shared update, clipped after the filter, so that the
-promise is that of the shared parameters, whatever the personal part has become. Of records: it
-holds only if DP-SGD trains the personal part too (`OpacusClient` around the whole model), as what
-records left in it without noise would steer the gradients of all other records.
+Privacy, of whole clients: the shared update leaves, clipped after the filter. So the promise is
+that of the shared parameters, whatever the personal part has become. Of records: it holds only if
+DP-SGD trains the personal part too (`OpacusClient` around the whole model). Traces of records left
+in it without noise would steer the gradients of all other records.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class PersonalPart:
         first: Mapping[str, NDArray[Any]],
         unit: int = 0,
     ) -> None:
-        """Look up what the unit kept.
+        """Read the unit's stored part.
 
         Args:
-            context: The node's, with the owner's configuration and the unit's state.
-            part: What travels.
+            context: The node's context, with the owner's configuration and the unit's state.
+            part: The part that travels.
             first: The first model, of all names: the same at every node.
             unit: Index among the node's units: each has a part of its own.
 
         Raises:
-            ValueError: If a name is missing.
-            PermissionError: If the owner does not share all that is shared.
+            ValueError: A name is missing.
+            PermissionError: The owner does not share all that is shared.
         """
-        missing = [each for each in (*part.shared, *part.personal) if each not in first]
+        missing = [name for name in (*part.shared, *part.personal) if name not in first]
         if missing:
             raise ValueError(f"the first model has no '{missing[0]}': {', '.join(first)}")
         withheld = NodeConfig.of(context.node_config).withheld(part.shared)
@@ -74,7 +74,7 @@ class PersonalPart:
         """Return the unit's model, in the order of the first one.
 
         Raises:
-            ValueError: If there is not one array for each shared parameter.
+            ValueError: There is not one array for each shared parameter.
         """
         if len(shared) != len(self._part.shared):
             raise ValueError(
@@ -82,37 +82,40 @@ class PersonalPart:
                 f"{', '.join(self._part.shared)}"
             )
         sent = dict(zip(self._part.shared, shared, strict=True))
-        return in_order(self._first, {**self._first, **self._kept(), **sent})
+        return in_order(self._first, {**self._first, **self._stored(), **sent})
 
     def keep(self, trained: Sequence[NDArray[Any]]) -> NDArrays:
-        """Keep the personal part of a trained model, and return the shared one.
+        """Store the personal part of a trained model, and return the shared one.
 
-        A personal part that is not finite is not kept: it would spoil every later round.
+        A personal part that is not finite is not stored: it would spoil every later round.
 
         Raises:
-            ValueError: If there is not one array for each of the model's.
+            ValueError: There is not one array for each of the model's.
         """
         values = dict(zip(self._first, trained, strict=True))
         own = {name: np.asarray(values[name]) for name in self._part.personal}
-        if all(np.isfinite(each).all() for each in own.values()):
-            self._state[self._key] = ArrayRecord({k: Array(v) for k, v in own.items()})
+        if all(np.isfinite(array).all() for array in own.values()):
+            record = {name: Array(array) for name, array in own.items()}
+            self._state[self._key] = ArrayRecord(record)
         else:
             logger.warning("the personal part is not finite: the one before is kept")
         return in_order(self._part.shared, values)
 
-    def _kept(self) -> dict[str, NDArray[Any]]:
-        found = self._state.array_records.get(self._key)
-        if found is None:
+    def _stored(self) -> dict[str, NDArray[Any]]:
+        """Return the stored part; empty if there is none, or it does not fit the model."""
+        record = self._state.array_records.get(self._key)
+        if record is None:
             return {}
-        kept = {name: array.numpy() for name, array in found.items()}
-        fits = kept.keys() == set(self._part.personal) and all(
-            kept[name].shape == self._first[name].shape for name in kept
-        )
-        return kept if fits else {}
+        arrays = {name: array.numpy() for name, array in record.items()}
+        if arrays.keys() != set(self._part.personal):
+            return {}
+        if any(array.shape != self._first[name].shape for name, array in arrays.items()):
+            return {}
+        return arrays
 
 
 class PersonalClient(NumPyClient):
-    """A client of the whole model, of which the server sees the shared parameters alone."""
+    """A client of the whole model; the server sees the shared parameters alone."""
 
     def __init__(
         self,
@@ -127,10 +130,10 @@ class PersonalClient(NumPyClient):
 
         Args:
             client: Trains and evaluates the whole model, in the order of `first`.
-            context: As of `PersonalPart`.
-            part: As of `PersonalPart`.
-            first: As of `PersonalPart`.
-            unit: As of `PersonalPart`.
+            context: See `PersonalPart`.
+            part: See `PersonalPart`.
+            first: See `PersonalPart`.
+            unit: See `PersonalPart`.
 
         Raises:
             ValueError: As `PersonalPart`.
@@ -146,7 +149,7 @@ class PersonalClient(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train the unit's model; what stays is kept, and what is shared returned."""
+        """Train the unit's model, store its personal part and return the shared one."""
         trained, records, metrics = self._client.fit(self._own.whole(parameters), config)
         return self._own.keep(trained), records, metrics
 

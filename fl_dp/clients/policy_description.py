@@ -1,6 +1,6 @@
 """A node's configuration in plain words: what the node will and will not do, and what is wrong.
 
-For its owner, before the node is started: nothing is spent and nothing is answered.
+It is for the node's owner, before the start. Nothing is spent or answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PolicyDescription:
 
     Attributes:
         sentences: What the node will and will not do.
-        wrong: What keeps it from doing so, one sentence each; empty if nothing does.
+        wrong: What prevents it, one sentence each; empty if nothing does.
     """
 
     sentences: tuple[str, ...]
@@ -37,7 +37,7 @@ class PolicyDescription:
 
 
 def describe_policy(owner: NodeConfig) -> PolicyDescription:
-    """Say what a node with this configuration will do, after looking at the files that it names."""
+    """Describe what a node with this configuration will do, after a look at its files."""
     wrong: list[str] = []
     sentences = [
         _required(owner),
@@ -54,15 +54,11 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
 
 
 def describe_limits(owner: NodeConfig) -> PolicyDescription:
-    """Say what limits a node whatever app it runs: its cap and ledger, apps, times and the end."""
+    """Describe the limits of a node for any app: its cap and ledger, apps, times and the end."""
     wrong: list[str] = []
-    sentences = [
-        *([_cap(owner)] if owner.max_epsilon is not None else []),
-        *_ledger(owner, wrong),
-        _allowed_apps(owner),
-        _interval(owner),
-        _end(owner, wrong),
-    ]
+    sentences = [] if owner.max_epsilon is None else [_cap(owner)]
+    sentences += _ledger(owner, wrong)
+    sentences += [_allowed_apps(owner), _interval(owner), _end(owner, wrong)]
     return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
 
@@ -72,7 +68,7 @@ def _required(owner: NodeConfig) -> str:
             "It answers every message, private or not: nothing is required. "
             "dp-max-epsilon=4.0 with a ledger requires privacy"
         )
-    ways = [" and ".join(_OFFERS[kind] for kind in sorted(each)) for each in owner.required]
+    ways = [" and ".join(_OFFERS[kind] for kind in sorted(kinds)) for kinds in owner.required]
     return (
         f"It trains only by {'; or by '.join(ways)}. It answers no evaluation, statistic or other "
         "question that is not in a secure sum, but for its name"
@@ -99,87 +95,90 @@ def _for_each_record(owner: NodeConfig) -> list[str]:
 
 
 def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
-    place = owner.ledger_path
-    if place is None:
+    location = owner.ledger_path
+    if location is None:
         return [
             "It counts nothing of its own: what its data have spent is the server's word. "
             'dp-ledger-path="/data/ledger.db" makes it count'
         ]
-    # Imported only here: this room's other files are read by nodes that keep no ledger.
+    # Imported here, as nodes without a ledger import this file, too.
     from fl_dp.ledger import NodeLedger, witness_at
     from fl_dp.ledger.store import shown_location
 
-    shown = shown_location(place)
-    said = [f"What its data spend adds up under the name '{owner.source}' in {shown}"]
+    shown = shown_location(location)
+    sentences = [f"What its data spend adds up under the name '{owner.source}' in {shown}"]
     try:
         witness = None if owner.witness_path is None else witness_at(owner.witness_path)
-        with NodeLedger.read(place, witness=witness) as ledger:
-            charges = sum(each.charges for each in ledger.spendings)
-            said.append(f"That ledger verifies; it holds {charges} charges so far")
+        with NodeLedger.read(location, witness=witness) as ledger:
+            charges = sum(spending.charges for spending in ledger.spendings)
+            sentences.append(f"That ledger verifies; it holds {charges} charges so far")
             if ledger.revoked is not None:
                 wrong.append(f"every use was revoked on {ledger.revoked}: it answers nothing")
     except FileNotFoundError:
-        said.append("That ledger begins with the first charge")
-        _no_ledger_yet(owner, Path(place), wrong)
+        sentences.append("That ledger begins with the first charge")
+        _check_new_ledger(owner, Path(location), wrong)
     except (OSError, ValueError, RuntimeError) as error:
         wrong.append(str(error))
     if owner.witness_path is None:
-        said.append("An older copy of the ledger that is put back is not found out: no witness")
+        sentences.append(
+            "An older copy of the ledger that is put back is not found out: no witness"
+        )
     else:
-        said.append(f"{shown_location(owner.witness_path)} is told how far the ledger has come")
-    return said
+        witness_shown = shown_location(owner.witness_path)
+        sentences.append(f"{witness_shown} is told how far the ledger has come")
+    return sentences
 
 
-def _no_ledger_yet(owner: NodeConfig, place: Path, wrong: list[str]) -> None:
-    """Say what would keep a ledger from being begun, or shows that there was one."""
+def _check_new_ledger(owner: NodeConfig, file: Path, wrong: list[str]) -> None:
+    """Add what prevents a new ledger, or shows that there was one."""
     from fl_dp.ledger import witness_at
 
-    if not place.parent.is_dir():
-        wrong.append(f"the ledger's folder {place.parent} does not exist: make it")
+    if not file.parent.is_dir():
+        wrong.append(f"the ledger's folder {file.parent} does not exist: make it")
     if owner.witness_path is None:
         return
     try:
         witness = witness_at(owner.witness_path)
-        witness.require_apart(place)
-        known = len(witness.anchors())
+        witness.require_apart(file)
+        anchors = witness.anchors()
     except (OSError, ValueError, RuntimeError) as error:
         wrong.append(str(error))
         return
-    if known:
+    if anchors:
         wrong.append(
-            f"{place} is gone, and its witness {witness.place} knows of it: put the ledger back"
+            f"{file} is gone, and its witness {witness.location} knows of it: put the ledger back"
         )
 
 
 def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
-    said = []
+    sentences = []
     if owner.data_path is not None:
-        said.append(f"Its data lie in {owner.data_path}")
-    for what, place in (
+        sentences.append(f"Its data lie in {owner.data_path}")
+    for key, path in (
         ("dp-data-path", owner.data_path),
         ("dp-data-schema", owner.data_schema),
         ("dp-secagg-roster", owner.secagg_roster),
     ):
-        if place is not None and not Path(place).exists():
-            wrong.append(f"{what} names {place}, which does not exist")
+        if path is not None and not Path(path).exists():
+            wrong.append(f"{key} names {path}, which does not exist")
     if owner.data_schema is not None:
-        said.append("Its columns and classes are those of its own schema, not the server's")
+        sentences.append("Its columns and classes are those of its own schema, not the server's")
     else:
-        said.append(
+        sentences.append(
             "Columns, classes and types are those that the server names: dp-data-schema pins them"
         )
-    said += _encoders(owner)
+    sentences += _encoders(owner)
     if owner.takes_part_in_sums and owner.required:
-        said.append(
-            f"It adds to no secure sum of fewer than {owner.secagg_min_sum} honest clients"
-            + ("" if owner.secagg_roster else f"; {_INVENTED}")
+        caution = "" if owner.secagg_roster else f"; {_INVENTED}"
+        sentences.append(
+            f"It adds to no secure sum of fewer than {owner.secagg_min_sum} honest clients{caution}"
         )
-    if any(not each & _IN_SUMS for each in owner.required) or not owner.required:
-        said.append(
+    if any(not kinds & _IN_SUMS for kinds in owner.required) or not owner.required:
+        sentences.append(
             "How many take part in a round is the server's word outside secure sums: an answer by "
             "DP-SGD or with its own noise is private alone"
         )
-    return said
+    return sentences
 
 
 def _encoders(owner: NodeConfig) -> list[str]:

@@ -1,6 +1,6 @@
-"""Questions about data: a node's part of a statistic, how good a model is, and its utility.
+"""Questions about data: a node's part of a statistic, the quality of a model, and a utility.
 
-Config keys and replies stand with each handler. A reply has one record of its kind.
+Each handler lists its config keys and its reply, which has one record of its kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
 
 @runtime_checkable
 class ScoringClient(Protocol):
-    """A client that says how sure a model is of each of its records."""
+    """A client that returns a model's score for each of its records."""
 
     def scores(self, parameters: NDArrays, config: Config) -> NDArray[Any]:
         """Return label, 0 or 1, and the model's score in [0, 1] of each record, `(n, 2)`."""
@@ -52,13 +52,14 @@ class ScoringClient(Protocol):
 def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> ClientAppCallable:
     """Return a handler that contributes to a statistic.
 
-    The server is trusted with contributions; it adds the noise (`fl_dp.statistics`). A unit whose
-    values can't be had contributes zero and only the node's log says so, lest it silence the other
-    units; if no unit's can, the reply is an error.
+    The server is trusted with contributions; it adds the noise (`fl_dp.statistics`). A unit without
+    values contributes zero and only the node's log says so, lest it silence the other units. If no
+    unit has values, the reply is an error.
 
     Message: ConfigRecord with `fl-dp-query` and `fl-dp-values`. If the query is of
     `ScoreHistograms`, one ArrayRecord, the model, whose `ScoringClient.scores` are the values.
-    Reply: MetricRecord `{"fl-dp-contribution": [float]}`, `query.dimension` numbers a hosted unit.
+    Reply: MetricRecord `{"fl-dp-contribution": [float]}`, `query.dimension` numbers per hosted
+    unit.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -68,7 +69,7 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
             _, model = only_record(message.content.array_records, "ArrayRecord")
 
             def scored(unit: int) -> object:
-                client = units.made(context, unit)
+                client = units.client_of(context, unit)
                 if not isinstance(client, ScoringClient):
                     raise ValueError(
                         f"{type(client).__name__} has no scores: write a method "
@@ -92,9 +93,9 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
 def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
     """Return a handler that measures a model on each hosted unit, for private means.
 
-    As `statistic_handler`, about what a unit's `evaluate` returns: its number of examples, its loss
-    under the name `loss`, and its metrics under their own. A unit whose metrics are not all numbers
-    contributes zero.
+    As `statistic_handler`, about the values of a unit's `evaluate`: its number of examples, its
+    loss under the name `loss`, and its metrics under their own. A unit whose metrics are not all
+    numbers contributes zero.
 
     Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-query`, an `Evaluation`.
     Reply: as of `statistic_handler`.
@@ -109,7 +110,7 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
         names = query.names
 
         def measured(unit: int) -> object:
-            client = units.made(context, unit)
+            client = units.client_of(context, unit)
             examples, report = _measured(client, model, config)
             return [examples, *(real_number(report.get(name)) for name in names)]
 
@@ -121,13 +122,13 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
 def _contributions(
     message: Message, config: Config, hosted: int, values_of: Callable[[int], object]
 ) -> Message:
-    """Return a reply with one vector a hosted unit, zero for a unit without values.
+    """Return a reply with one vector per hosted unit, zero for a unit without values.
 
     Raises:
         BaseException: The first failure, if no unit has any.
     """
     query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
-    sent: list[float] = []
+    contributions: list[float] = []
     failures: list[BaseException] = []
     for unit in range(hosted):
         contribution = [0.0] * query.dimension
@@ -136,12 +137,12 @@ def _contributions(
             own_chance(),
         ):
             contribution = query.contribution(values_of(unit)).tolist()
-        sent += contribution
+        contributions += contribution
         if attempt.failure is not None:
             failures.append(attempt.failure)
     if failures and len(failures) == hosted:
         raise failures[0]
-    metrics = MetricRecord({CONTRIBUTION_METRIC: sent})
+    metrics = MetricRecord({CONTRIBUTION_METRIC: contributions})
     return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
 
@@ -155,7 +156,7 @@ def utility_handler(
     server, which has to be honest about them.
 
     Message: one ArrayRecord, the current model, and a ConfigRecord with `fl-dp-utility`.
-    Reply: MetricRecord `{"fl-dp-utility": [float]}`, one number a unit asked.
+    Reply: MetricRecord `{"fl-dp-utility": [float]}`, one number per unit asked.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -177,8 +178,7 @@ def utility_handler(
             ):
                 utility = _utility(make_client(), model, config, query.utility)
             utilities.append(utility)
-        sent = query.privatize(utilities, SecureRandom())
-        metrics = MetricRecord({UTILITY_METRIC: sent})
+        metrics = MetricRecord({UTILITY_METRIC: query.privatize(utilities, SecureRandom())})
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
     return answer
@@ -187,12 +187,14 @@ def utility_handler(
 def _hosted(units: NodeUnits, context: Context, unit: int, hosted: int) -> NumPyClient:
     if not 0 <= unit < hosted:
         raise ValueError(f"this node does not host unit {unit}")
-    return units.made(context, unit)
+    return units.client_of(context, unit)
 
 
 def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str) -> float:
     examples, report = _measured(client, model, config)
-    return real_number(examples if name == RECORDS_UTILITY else report.get(name))
+    if name == RECORDS_UTILITY:
+        return real_number(examples)
+    return real_number(report.get(name))
 
 
 def _measured(

@@ -1,24 +1,24 @@
 """Batches in which each record is what it would be alone.
 
-Clipping bounds what one record adds to a sum. It says nothing of what a record does to the others,
-and what makes batches can let it do much: padded to the longest record of the batch, every other
-one changes with that. So records are read one at a time, each with chance of its own, and a
-collation of one's own gets each alone. The results are put together; records that come out in
-different shapes or dtypes make batches of their own. PyTorch's default collation stacks records and
-can't mix them, and a `TensorDataset` is rows of tensors. Of other code its author may say that
-records don't meet in it. Then it gets whole batches, which is faster:
+Clipping bounds what one record adds to a sum, and not its effect on other records. Collation can
+cause one: padding to the longest record of a batch changes all others. So records are read one at a
+time, each with its own coins, and a user's collation gets each alone. The results are joined;
+records of different shapes or dtypes make separate batches. PyTorch's default collation stacks
+records and can't mix them, and a `TensorDataset` is rows of tensors. The author of other code may
+declare that records don't meet in it. Then it gets whole batches, which is faster:
 
     >>> DataLoader(records, collate_fn=RecordWise(my_collation))
     >>> class MyRecords(Dataset):
     ...     record_wise = True  # its `__getitems__` is
 
-A record that can't be read, or that the collation can't use, is left out: alone. What nothing here
-can see is whether an item of a data set is made of one record. Mix-up, overlapping windows and
-statistics of the whole set put several into one, and are for its author to leave out.
+A record that can't be read, or that the collation can't use, is left out alone. Nothing here can
+see whether an item of a data set is made of one record. Authors must avoid mix-up, overlapping
+windows and statistics of the whole set, which put several records into one item.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,14 +31,16 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from fl_dp.user_code import Contained, own_chance
 
+_UNUSABLE = "a record can't be used, and counts as none"
+
 TARGET_KEYS = ("label", "labels", "target", "targets")
-"""Keys of a batch that is a mapping, of which one names the targets unless told otherwise."""
+"""Default names of the targets in a batch that is a mapping; one of them has to be there."""
 
 
 class RecordWise:
-    """A collation that makes of each record the same, whatever others are in the batch.
+    """A collation that treats each record the same, whatever others are in the batch.
 
-    Wrapped in it, a collation gets whole batches, which is faster. It is a promise of yours: if it
+    A wrapped collation gets whole batches, which is faster. By wrapping it you promise this: if it
     does not hold, one record can move a step by more than the clipping norm. A data set promises
     the same of its `__getitems__` by the attribute `record_wise`.
     """
@@ -59,19 +61,19 @@ class FixedLengthPadding(RecordWise):
 
         >>> DataLoader(texts, collate_fn=FixedLengthPadding(128))
 
-    Records are tuples or mappings as usual. Everything in them that has a first dimension counts as
-    a sequence along it: tokens, attention masks, targets a position.
+    Records are tuples or mappings as usual. Every part with a first dimension is treated as a
+    sequence along it: tokens, attention masks, targets per position.
     """
 
     def __init__(self, length: int, *, value: float = 0) -> None:
-        """Choose a length.
+        """Set the length.
 
         Args:
-            length: Positions of each sequence afterwards, at least 1; a public constant.
-            value: What missing positions hold.
+            length: Positions of each padded sequence, at least 1; a public constant.
+            value: Value of missing positions.
 
         Raises:
-            ValueError: If the length is not positive.
+            ValueError: The length is not positive.
         """
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
@@ -80,13 +82,13 @@ class FixedLengthPadding(RecordWise):
         self._value = value
 
     def _padded_batch(self, records: Any) -> Any:
-        return default_collate([self._padded(each) for each in records])
+        return default_collate([self._padded(record) for record in records])
 
     def _padded(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: self._padded(each) for name, each in value.items()}
+            return {name: self._padded(item) for name, item in value.items()}
         if isinstance(value, tuple) or (isinstance(value, list) and not _numbers(value)):
-            return tuple(self._padded(each) for each in value)
+            return tuple(self._padded(item) for item in value)
         if isinstance(value, str):
             return value
         sequence = torch.as_tensor(value)
@@ -99,7 +101,7 @@ class FixedLengthPadding(RecordWise):
 
 @dataclass(frozen=True)
 class BatchForm:
-    """Places of the inputs and the targets in a batch.
+    """Where a batch has its inputs and its targets.
 
     Attributes:
         inputs: Key of the inputs if batches are mappings, or keys, which become the model's keyword
@@ -113,11 +115,11 @@ class BatchForm:
     def split(self, batch: Any) -> tuple[Any, Tensor]:
         """Return inputs, as the model takes them, and targets.
 
-        A tuple or a list holds the targets last; if more than one thing is before them, the model
-        gets them as positional arguments.
+        The targets are the last item of a tuple or a list. If more than one item precedes them, the
+        model gets these as positional arguments.
 
         Raises:
-            ValueError: If it can't be told which is which, naming the keys.
+            ValueError: It is not clear which is which; the text names the keys.
         """
         if isinstance(batch, Mapping):
             return self._split_mapping(batch)
@@ -127,22 +129,26 @@ class BatchForm:
                 "with a key 'label'"
             )
         *inputs, targets = batch
-        return inputs[0] if len(inputs) == 1 else tuple(inputs), targets
+        if len(inputs) == 1:
+            return inputs[0], targets
+        return tuple(inputs), targets
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Any, Tensor]:
         keys = ", ".join(repr(key) for key in batch)
-        named = [self.targets] if self.targets is not None else list(TARGET_KEYS)
-        found = [key for key in named if key in batch]
-        if len(found) != 1:
+        candidates = list(TARGET_KEYS) if self.targets is None else [self.targets]
+        target_keys = [key for key in candidates if key in batch]
+        if len(target_keys) != 1:
             raise ValueError(
                 f"a batch has the keys {keys}: write DPSGD(target_key=...), the one of the targets"
             )
-        targets = batch[found[0]]
+        [target_key] = target_keys
+        targets = batch[target_key]
         if isinstance(self.inputs, str) and self.inputs in batch:
             return batch[self.inputs], targets
         if isinstance(self.inputs, tuple) and all(key in batch for key in self.inputs):
             return {key: batch[key] for key in self.inputs}, targets
-        others = [k for k, each in batch.items() if k != found[0] and isinstance(each, Tensor)]
+        tensor_keys = [key for key, item in batch.items() if isinstance(item, Tensor)]
+        others = [key for key in tensor_keys if key != target_key]
         if self.inputs is not None or len(others) != 1:
             raise ValueError(
                 f"a batch has the keys {keys}: write DPSGD(input_key=...), one of them, or a tuple "
@@ -152,8 +158,8 @@ class BatchForm:
 
 
 Batch = tuple[Any, Tensor]
-T = TypeVar("T")
-Made = TypeVar("Made")
+Source = TypeVar("Source")
+Result = TypeVar("Result")
 
 
 class RecordBatches(Dataset[list[Batch]]):
@@ -163,9 +169,9 @@ class RecordBatches(Dataset[list[Batch]]):
         """Read from a data set.
 
         Args:
-            records: With `__getitem__`, or with `__getitems__`, which gets one row at a time unless
-                the data set is `record_wise`.
-            collate: Of the user's `DataLoader`; None is PyTorch's default.
+            records: A data set with `__getitem__`, or with `__getitems__`, which gets one row at a
+                time unless the data set is `record_wise`.
+            collate: The user's collation. None: PyTorch's default.
             form: Where a batch has its inputs and its targets.
         """
         self._records = records
@@ -181,39 +187,45 @@ class RecordBatches(Dataset[list[Batch]]):
 
     def __getitems__(self, rows: list[int]) -> list[Batch]:
         """Return the batches of some records: one, unless they differ in shape; or none."""
-        if rows and self._are_tensors:  # which no code of a user's reads
-            with Contained():  # else each is read alone
+        if rows and self._are_tensors:  # no user's code reads tensors
+            with Contained():  # on failure each is read alone
                 return [self._at_once(rows)]
         with own_chance() as seed_again:
 
-            def or_none(make: Callable[[T], Made], value: T) -> Made | None:
-                # Said once, as it may be every record; what the text holds stays on the node.
-                said = None if self._complained else "a record can't be used, and counts as none"
-                seed_again()
-                with Contained(said):
-                    return make(value)
-                self._complained = True
-                return None
+            def successes(
+                make: Callable[[Source], Result | None], sources: Iterable[Source]
+            ) -> list[Result]:
+                results = []
+                for source in sources:
+                    # Logged once, as it may be every record. The text stays on the node.
+                    line = None if self._complained else _UNUSABLE
+                    seed_again()
+                    with Contained(line) as attempt:
+                        if (result := make(source)) is not None:
+                            results.append(result)
+                    if attempt.failure is not None:
+                        self._complained = True
+                return results
 
             if rows and self._are_record_wise:
-                with Contained():  # else each is read alone
+                with Contained():  # on failure each is read alone
                     return [self._at_once(rows)]
-            read = [made for row in rows if (made := or_none(self._read, row)) is not None]
-            if read and self._collates_rows and all(map(_is_one_record, read)):
+            items = successes(self._read, rows)
+            if items and self._collates_rows and all(map(_is_one_record, items)):
                 seed_again()
-                with Contained():  # else each is collated alone
-                    records = [record for [record] in read]
-                    if len({_kind(each) for each in records}) == 1:
+                with Contained():  # on failure each is collated alone
+                    records = [record for [record] in items]
+                    if len({_kind(record) for record in records}) == 1:
                         return [self._batch(records)]
-            alone = [batch for made in read if (batch := or_none(self._one, made)) is not None]
-        return joined_alike(alone)
+            batches = successes(self._one, items)
+        return joined_alike(batches)
 
     def alone(self, row: int) -> Batch | None:
         """Return a batch of one record; None if the data set itself leaves it out.
 
         Raises:
-            ValueError: If it is not a batch of one.
-            Exception: Whatever the data set and the collation raise.
+            ValueError: It is not a batch of one.
+            Exception: Any error of the data set or the collation.
         """
         return self._one(self._read(row))
 
@@ -223,7 +235,7 @@ class RecordBatches(Dataset[list[Batch]]):
         while type(records) is Subset:
             rows, records = [int(records.indices[row]) for row in rows], records.dataset
         if self._are_tensors:
-            return self._form.split(tuple(each[rows] for each in records.tensors))
+            return self._form.split(tuple(tensor[rows] for tensor in records.tensors))
         batch = self._batch(records.__getitems__(rows))
         if len(batch[1]) > len(rows):
             raise ValueError(f"{len(rows)} records make a batch of {len(batch[1])}")
@@ -235,21 +247,23 @@ class RecordBatches(Dataset[list[Batch]]):
             return self._records.__getitems__([row])
         return [self._records[row]]
 
-    def _one(self, read: Any) -> Batch | None:
-        """Return the batch of one record that was read, as `alone` does."""
-        batch = self._batch(read)
+    def _one(self, item: Any) -> Batch | None:
+        """Return the batch of one record's item, as `alone` does."""
+        batch = self._batch(item)
         if len(batch[1]) > 1:
             raise ValueError(f"one record makes a batch of {len(batch[1])}")
-        return batch if len(batch[1]) else None
+        if not len(batch[1]):
+            return None
+        return batch
 
-    def _batch(self, read: Any) -> Batch:
+    def _batch(self, items: Any) -> Batch:
         """Return inputs and targets.
 
         Raises:
-            TypeError: If the targets are no tensor.
-            ValueError: If they are not of as many records.
+            TypeError: The targets are no tensor.
+            ValueError: Inputs and targets have different numbers of records.
         """
-        batch = self._form.split(self._collate(read))
+        batch = self._form.split(self._collate(items))
         if not isinstance(batch[1], Tensor):
             raise TypeError(
                 f"the targets of a batch are a {type(batch[1]).__name__}: let them be one tensor"
@@ -262,12 +276,12 @@ class RecordBatches(Dataset[list[Batch]]):
         return batch
 
 
-def _is_record_wise(made_by_a_user: Any) -> bool:
-    return getattr(made_by_a_user, "record_wise", False) is True
+def _is_record_wise(source: Any) -> bool:
+    return getattr(source, "record_wise", False) is True
 
 
-def _is_one_record(read: Any) -> bool:
-    return isinstance(read, list) and len(read) == 1
+def _is_one_record(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 1
 
 
 def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
@@ -275,35 +289,39 @@ def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
     alike: dict[Any, list[Batch]] = {}
     for batch in batches:
         alike.setdefault(_shapes(batch), []).append(batch)
-    return [_joined(each) for each in alike.values()]
+    return [_joined(group) for group in alike.values()]
 
 
 def _kind(value: Any) -> Any:
-    """Return the types in a record: one float would make floats of all integers of a batch."""
+    """Return the types in a record: one float would turn all integers of a batch into floats."""
     if isinstance(value, Tensor | np.ndarray):
         return type(value), value.dtype
     if isinstance(value, Mapping):
-        return frozenset((name, _kind(each)) for name, each in value.items())
+        return frozenset((name, _kind(item)) for name, item in value.items())
     if isinstance(value, list) and _numbers(value):
-        return frozenset(type(each) for each in value)
+        return frozenset(type(item) for item in value)
     if isinstance(value, tuple | list):
-        return tuple(_kind(each) for each in value)
+        return tuple(_kind(item) for item in value)
     return type(value)
 
 
 def _numbers(value: list[Any]) -> bool:
-    return all(isinstance(each, int | float) for each in value)
+    return all(isinstance(item, int | float) for item in value)
 
 
 def _shapes(tree: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], ...]:
-    """Return path and shape of each tensor, and what else a joint one has to have in common."""
+    """Return path, shape and the other properties that joined tensors have in common."""
     if isinstance(tree, Tensor):
         return ((path, tuple(tree.shape), tree.dtype, tree.device, tree.layout),)
+    branches: Iterable[tuple[Any, Any]]
     if isinstance(tree, Mapping):
-        return tuple(x for name in tree for x in _shapes(tree[name], (*path, name)))
-    if isinstance(tree, tuple | list):
-        return tuple(x for at, each in enumerate(tree) for x in _shapes(each, (*path, at)))
-    raise TypeError(f"a batch holds a {type(tree).__name__} where a tensor is needed")
+        branches = [(name, tree[name]) for name in tree]
+    elif isinstance(tree, tuple | list):
+        branches = enumerate(tree)
+    else:
+        raise TypeError(f"a batch holds a {type(tree).__name__} where a tensor is needed")
+    shapes = [_shapes(branch, (*path, name)) for name, branch in branches]
+    return tuple(itertools.chain.from_iterable(shapes))
 
 
 def _joined(trees: Sequence[Any]) -> Any:
@@ -313,5 +331,5 @@ def _joined(trees: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(list(trees))
     if isinstance(first, Mapping):
-        return {name: _joined([each[name] for each in trees]) for name in first}
+        return {name: _joined([tree[name] for tree in trees]) for name in first}
     return tuple(_joined(parts) for parts in zip(*trees, strict=True))

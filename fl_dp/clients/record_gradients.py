@@ -1,8 +1,8 @@
 """Sums of clipped gradients over chosen records of a data set, whatever single records do.
 
-`ClippedGradients` adds up what a batch has. Here batches are made, and records that can't be read,
-collated or trained on are left out: alone. DP-SGD inside a client takes its steps with such sums,
-and a node of a secure sum sends one.
+`ClippedGradients` adds up a batch. This file makes batches, and leaves out, alone, records that
+can't be read, collated or trained on. DP-SGD inside a client takes its steps with such sums, and a
+node of a secure sum sends one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .record_workers import batches_of_workers
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _ON_CPU = 1 << 25
-"""Bytes of one parameter's gradients; larger blocks are mapped and cleared anew in each pass."""
+"""Bytes of one parameter's gradients; each pass maps and clears larger blocks again."""
 _MOST_ON_CPU, _MOST, _MOST_ROWS = 64, 1024, 256
 _COPIES = 6
-"""Of a record's gradient that a pass may hold, its activations included."""
+"""Copies of a record's gradient that a pass may hold, its activations included."""
 
 
 class RecordGradients:
@@ -44,7 +44,7 @@ class RecordGradients:
     Privacy: as of `ClippedGradients`, for one record, zero-out or add/remove neighbours.
 
     Attributes:
-        records: How many there are to choose from; 0 before `read`.
+        records: Number of records in the data set; 0 before `read`.
     """
 
     def __init__(
@@ -65,16 +65,15 @@ class RecordGradients:
             clipping_norm: L2 bound on the gradient of one record.
             at_once: Most records at once in memory; None: what fits.
             form: Where a batch has its inputs and its targets.
-            chance: Seeds the coins of dropout and of reading, anew for each sample. None: the
-                process's generators are left as they are.
+            chance: Seeds the coins of dropout and of reading for each sample. None: the process's
+                generators are left as they are.
         """
-        self._clipped = ClippedGradients(
-            template,
-            gradients,
-            clipping_norm=clipping_norm,
-            at_once=at_once or (records_at_once(template) if gradients.holds_all else _MOST_ROWS),
-        )
         self._at_once = at_once
+        if not at_once:
+            at_once = records_at_once(template) if gradients.holds_all else _MOST_ROWS
+        self._clipped = ClippedGradients(
+            template, gradients, clipping_norm=clipping_norm, at_once=at_once
+        )
         self._form = form
         self._chance = chance
         self._loader: DataLoader[Any] | None = None
@@ -82,7 +81,7 @@ class RecordGradients:
 
     @property
     def contributing(self) -> int:
-        """Records whose gradient is in the present sum."""
+        """Number of records whose gradient is in the present sum."""
         return self._clipped.records
 
     def read(self, loader: DataLoader[Any]) -> None:
@@ -93,13 +92,13 @@ class RecordGradients:
     def sum_each(
         self, samples: Iterable[list[int]], take: Callable[[Sequence[Tensor]], None]
     ) -> None:
-        """Hand out the sum over each sample of records, of those that were read.
+        """Pass on the sum over each sample of records, of those that were read.
 
         Args:
-            samples: Numbers of records; none is a sample, too.
-            take: Gets a sum: of each parameter that is not frozen, float64 of its shape.
+            samples: Numbers of records; an empty list is a sample, too.
+            take: Receives a sum: for each parameter that is not frozen, float64 of its shape.
         """
-        chance = nullcontext(_nothing) if self._chance is None else own_chance(self._chance)
+        chance = nullcontext(_seed_nothing) if self._chance is None else own_chance(self._chance)
         with chance as seed_again:
             self._sum_each(samples, take, seed_again)
         if self._clipped.failures:
@@ -135,7 +134,7 @@ class RecordGradients:
         return DataLoader(
             records,
             batch_sampler=samples,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=loader.pin_memory,
             generator=loader.generator,
         )
@@ -147,7 +146,7 @@ def _split(
     """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
     for sample in samples:
         most = at_once or max(1, len(sample))
-        # At least one part: a step whose sample is empty gets its noise all the same.
+        # At least one part, as a step with an empty sample gets its noise, too.
         parts = np.array_split(np.array(sample, np.int64), max(1, math.ceil(len(sample) / most)))
         for number, part in enumerate(parts, start=1):
             ends.append(number == len(parts))
@@ -155,8 +154,9 @@ def _split(
 
 
 def records_at_once(template: ModuleTemplate) -> int:
-    """Return how many records' gradients to hold at once, by this process's share of memory."""
-    sizes = [each.numel() * each.element_size() for each in template.parameters.values()]
+    """Return how many records' gradients fit into this process's share of memory."""
+    parameters = template.parameters.values()
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     device = template.device
     fitting = _free_bytes(device) // (2 * _COPIES * sum(sizes))
     if device.type == "cpu":
@@ -165,11 +165,11 @@ def records_at_once(template: ModuleTemplate) -> int:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return this process's share of what is free."""
+    """Return this process's share of the free memory."""
     if device.type == "cuda":
-        # What PyTorch keeps for later counts as taken, and is free for us.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + kept)
+        # Memory that PyTorch reserves counts as used, and is free for this process.
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + reserved)
     share = torch.get_num_threads() / (os.cpu_count() or 1)
     return int(min(1.0, share) * _available_memory())
 
@@ -182,9 +182,9 @@ def _available_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _nothing() -> None:
-    """Seed nothing."""
+def _seed_nothing() -> None:
+    """Do nothing."""
 
 
-def _as_it_is(batches: Any) -> Any:
+def _unchanged(batches: Any) -> Any:
     return batches

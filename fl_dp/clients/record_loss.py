@@ -12,14 +12,14 @@ from fl_dp.clients.index_ranges import require_targets
 
 
 class MixesRecords(ValueError):
-    """A loss is not of one record alone, so that clipping would not bound a record's influence."""
+    """A loss depends on several records, so that clipping would not bound a record's influence."""
 
 
 class LossOfEach(nn.Module):
-    """A criterion as each record's own loss.
+    """Each record's own loss under a criterion.
 
-    A mean that is taken in the criterion can be over something else: class weights divide every
-    record's gradient by the weights of the batch.
+    The mean of a criterion can be over something else: class weights divide every record's gradient
+    by the weights of the batch.
     """
 
     def __init__(self, criterion: nn.Module) -> None:
@@ -32,9 +32,9 @@ class LossOfEach(nn.Module):
         """Return the losses, `(n,)`.
 
         Raises:
-            IndexError: If a label is none of the classes, on any device.
-            ValueError: If a loss of probabilities gets something else.
-            MixesRecords: If the criterion does not give each record one.
+            IndexError: A label is none of the classes, on any device.
+            ValueError: A loss of probabilities gets something else.
+            MixesRecords: The criterion does not give each record one.
         """
         require_targets(self._criterion, outputs, targets)
         losses: Tensor = self._criterion(outputs, targets)
@@ -47,7 +47,9 @@ class LossOfEach(nn.Module):
                 f"{tuple(losses.shape)}: the criterion has to give each record a loss of its own; "
                 "let outputs and targets have the same shape, or targets be classes"
             )
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        if losses.ndim > 1:
+            return losses.flatten(1).mean(1)
+        return losses
 
 
 class LossInOutputs(nn.Module):
@@ -55,8 +57,8 @@ class LossInOutputs(nn.Module):
 
         >>> DPSGD(criterion=LossInOutputs(), input_key=("input_ids", "labels"))
 
-    Each record is given to the model alone, so this is its own loss. Opacus' hooks and ghost
-    clipping see whole batches, of which such a model gives the mean: they are refused.
+    The model gets each record alone, so this is its own loss. Opacus' hooks and ghost clipping are
+    refused: they see whole batches, of which such a model gives the mean.
     """
 
     reduction = "mean"
@@ -65,14 +67,15 @@ class LossInOutputs(nn.Module):
         """Return the loss of a batch of one record, `(1,)`.
 
         Raises:
-            MixesRecords: If there are several records.
+            MixesRecords: There are several records.
         """
         if len(targets) != 1:
             raise MixesRecords(
                 "the model computes one loss of several records: write grad_sample_mode='vmap'"
             )
-        loss: Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs.loss
-        return loss.reshape(1)
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs.loss
+        only: Tensor = loss.reshape(1)
+        return only
 
 
 class WithFullMask(nn.Module):
@@ -80,15 +83,16 @@ class WithFullMask(nn.Module):
 
         >>> model = WithFullMask(AutoModelForCausalLM.from_pretrained(...), causal=True)
 
-    Models of transformers look into a mask of two dimensions, which `vmap` can't follow; a mask of
-    four dimensions they take as it is. Arrays have the names of the wrapped model, behind `model.`.
+    Models of transformers read values of a mask of two dimensions, which `vmap` can't follow. They
+    use a mask of four dimensions as it is. Arrays have the names of the wrapped model, after
+    `model.`.
     """
 
     def __init__(self, model: nn.Module, *, causal: bool) -> None:
         """Wrap a model.
 
         Args:
-            model: Takes `attention_mask` by name.
+            model: A model that takes `attention_mask` by name.
             causal: Whether each position sees itself and earlier ones alone, as in a decoder.
         """
         super().__init__()
@@ -99,13 +103,14 @@ class WithFullMask(nn.Module):
         """Return the model's outputs.
 
         Args:
-            attention_mask: Nonzero where a position holds something, `(n, length)`.
-            **inputs: What else the model takes.
+            attention_mask: Nonzero where a position holds a token, `(n, length)`.
+            **inputs: The model's other inputs.
         """
         length = attention_mask.shape[1]
-        seen = attention_mask[:, None, None, :].bool().expand(-1, 1, length, -1)
+        visible = attention_mask[:, None, None, :].bool().expand(-1, 1, length, -1)
         if self._causal:
-            seen = seen & torch.ones_like(seen).tril()
+            visible = visible & torch.ones_like(visible).tril()
         dtype = next(self.model.parameters()).dtype
-        hidden = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return self.model(attention_mask=hidden, **inputs)
+        zeros = torch.zeros_like(visible, dtype=dtype)
+        mask = zeros.masked_fill(~visible, torch.finfo(dtype).min)
+        return self.model(attention_mask=mask, **inputs)

@@ -7,9 +7,9 @@
     ...     )
     ... )
 
-Divided by the expected number of records in it, the sum over all nodes is the gradient of one step
+The sum over all nodes, divided by the expected number of records in it, is the gradient of one step
 of DP-SGD on the union of their records, and the server optimizer takes that step. Such a sum leaves
-a node masked and noised or not at all (`secure_sum_mod`): it can be of a single record.
+a node only masked and noised (`secure_sum_mod`), as it can be of a single record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .slots import present_slots
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-# Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
+# Relative; ten times the error of sums of clipped gradients (`RecordsOfNode.clipped_sum`).
 _MARGIN = 1e-5
 
 
@@ -42,7 +42,7 @@ class RecordsOfNode(Protocol):
     """The records of a node and their gradients, at the model of one message."""
 
     def __len__(self) -> int:
-        """Return how many there are; it does not leave the node."""
+        """Return the number of records; it does not leave the node."""
 
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float
@@ -50,20 +50,20 @@ class RecordsOfNode(Protocol):
         """Return the sum of some records' gradients, each clipped on its own.
 
         Privacy: leaving a record out moves the sum by at most `clipping_norm` (L2 over all arrays,
-        to a relative 1e-6), and nothing else that is returned but the count, by one.
+        to a relative 1e-6), the count by one, and nothing else.
 
         Args:
-            rows: Numbers of the records; may be none.
+            rows: Numbers of the records; may be empty.
             clipping_norm: L2 bound on the gradient of one.
 
         Returns:
-            An array for each floating-point array of the model, by its name in the message, and how
-            many records are in it.
+            An array for each floating-point array of the model, by its name in the message, and the
+            number of records in the sum.
         """
 
 
 RecordsFn = Callable[[Context, Config, ArrayRecord], RecordsOfNode]
-"""Finds a node's records, with a message's config, at the model that it brought."""
+"""Returns a node's records from its context, a message's config and its model."""
 
 
 def sum_of_records(
@@ -75,41 +75,41 @@ def sum_of_records(
 ) -> tuple[ArrayRecord, dict[str, list[float]]]:
     """Return the sum over the records whose secret coin came up, in grid steps.
 
-    Privacy: for one record on this node, zero-out neighbours, the sums move by at
-    most the bundle's clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The
-    reply has the same form for no record as for all, and says nothing of how many there are. Where
-    a node's time would show its coins, the gradients of those that were not drawn are computed as
-    well, and dropped: as many records for every outcome of the coins. A physical batch size can
-    make it a batch more or less a pass.
+    Privacy: for one record on this node, zero-out neighbours, the sums move by at most the bundle's
+    clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The reply has the same
+    form for no record as for all, and does not tell their number. Where a node's time would show
+    its coins, the gradients of records that were not drawn are computed as well, and dropped. So
+    the number of records is the same for every outcome of the coins. A physical batch size can make
+    it a batch more or less per pass.
 
     Args:
-        instruction: With `of_records`, a `sampling_rate` and a bundle.
-        model: As sent by the server.
-        config: Of the message; the records get a copy.
-        context: The node's.
-        records_fn: Finds them; of more than `max_units` those beyond take no part.
+        instruction: An instruction with `of_records`, a `sampling_rate` and a bundle.
+        model: The model as the server sent it.
+        config: The message's config; the records get a copy.
+        context: The node's context.
+        records_fn: Returns the records; those beyond `max_units` take no part.
 
     Returns:
         The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the metrics
         of the reply: the sums of scalars.
 
     Raises:
-        ValueError: If the instruction contradicts itself, or the sum is none of this model.
+        ValueError: The instruction contradicts itself, or the sum is none of this model.
     """
     bundle, rate = _bundle_of(instruction), instruction.sampling_rate
     assert rate is not None  # checked with the bundle
     layout = VectorLayout.of(model)
     norm = inner_norm(bundle, layout.size)
     with own_chance():
-        found = records_fn(context, dict(config), model)
-    coins = SecureRandom().bernoulli(rate, min(len(found), instruction.max_units))
+        records = records_fn(context, dict(config), model)
+    coins = SecureRandom().bernoulli(rate, min(len(records), instruction.max_units))
     with own_chance():
-        gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
+        gradients, count = records.clipped_sum(np.flatnonzero(coins).tolist(), norm)
     if present_slots() is not None:
-        # About as many at once as are drawn, which is what fits into memory.
+        # In parts of about the drawn number, which fits into memory.
         parts = min(math.ceil(1.0 / rate), max(1, len(coins)))
         for others in np.array_split(np.flatnonzero(~coins), parts):
-            found.clipped_sum(others.tolist(), norm)
+            records.clipped_sum(others.tolist(), norm)
     total = np.empty(layout.size)
     for spec in layout.released:
         if spec.name not in gradients or gradients[spec.name].shape != spec.shape:
@@ -117,23 +117,23 @@ def sum_of_records(
         total[spec.start : spec.stop] = gradients[spec.name].ravel()
     if not np.isfinite(total).all():
         raise ValueError("the sum of clipped gradients is not finite")
-    # Down the gradient. Rounding to the grid, by less than a step, is what `inner_norm` is for.
+    # Negative, to descend. `inner_norm` allows for rounding to the grid, by less than a step.
     steps = np.trunc(total / -bundle.updates.grid)
-    # A record that is in the sum counts as one in each scalar, of which there is at most the count.
+    # A record in the sum counts as one in each scalar; there is at most one scalar, the count.
     scalars = bundle.scalar_steps([1.0] * bundle.scalars) * count
     arrays = layout.in_float64().unflatten(steps)
     return arrays, {SCALARS_METRIC: scalars.tolist()}
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:
-    """Return what a gradient is clipped to, so that all rounding stays within the charged norm.
+    """Return a gradient's clipping norm, such that rounding stays within the charged norm.
 
     Args:
-        bundle: How the sum is charged, and its grid.
-        size: Coordinates.
+        bundle: The charged release of the sum, with its grid.
+        size: Number of coordinates.
 
     Raises:
-        ValueError: If rounding that many coordinates would take more than half of it.
+        ValueError: Rounding that many coordinates would take more than half of the norm.
     """
     norm = bundle.updates.clipping_norm
     # Rounded sums of neighbours are less than a step further apart in each coordinate.
@@ -144,11 +144,7 @@ def inner_norm(bundle: GaussianBundle, size: int) -> float:
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
-    """Check what is asked of a node about its records.
-
-    Raises:
-        ValueError: If it contradicts itself.
-    """
+    """Return the bundle of an instruction about a node's records, after checks."""
     bundle = instruction.bundle
     if bundle is None or instruction.sampling_rate is None:
         raise ValueError("to sum gradients a node needs a bundle and a sampling_rate")

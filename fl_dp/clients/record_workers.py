@@ -1,9 +1,9 @@
 """Worker processes that read records for DP-SGD: a record that ends its worker counts as none.
 
-A `DataLoader` gives up with the first worker that dies, whichever record it was reading, so that
-one record would decide about all others. Here the records of that batch are read again one by one.
-A record that ends its worker once more, or keeps it longer than the loader's `timeout`, has no
-batch, and a new worker reads the next one.
+A `DataLoader` gives up with the first worker that dies, so that the record it was reading would
+decide about all others. Here the records of that batch are read again one by one. A record that
+ends its worker once more, or takes longer than the loader's `timeout`, has no batch, and a new
+worker reads the next one.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ def batches_of_workers(
 ) -> Iterator[list[Batch]]:
     """Yield the batches of each sample in turn; each worker reads one sample ahead.
 
-    Privacy: whether a record is in a batch depends on that record alone, as far as the data set
-    keeps no state between records and the machine's load makes no record late.
+    Privacy: whether a record is in a batch depends on that record alone, as far as the data set has
+    no state shared by records and the machine's load makes no record late.
 
     Args:
         records: Makes the batches.
         samples: Numbers of records.
-        loader: Says how many workers there are and how they start. Its `timeout`, if it has one,
-            is for a sample and then for each of its records; longer ones count as none.
+        loader: Gives the number of workers and how they start. Its `timeout`, if it has one, is for
+            a sample and then for each of its records; slower ones count as none.
 
     Raises:
-        RuntimeError: If a worker ends before it has read anything.
+        RuntimeError: A worker ends before it has read anything.
     """
     readers = [_RecordReader(records, loader, number) for number in range(loader.num_workers)]
     reading: deque[tuple[_RecordReader, list[int]]] = deque()
     try:
         for rows in samples:
-            done = None
+            batches = None
             if len(reading) < len(readers):
                 reader = readers[len(reading)]
             else:
                 reader, earlier = reading.popleft()
-                done = reader.finish(earlier)
+                batches = reader.finish(earlier)
             reader.begin(rows)
             reading.append((reader, rows))
-            if done is not None:
-                yield done
+            if batches is not None:
+                yield batches
         for reader, rows in reading:
             yield reader.finish(rows)
     finally:
@@ -68,16 +68,16 @@ def batches_of_workers(
 
 
 class _RecordReader:
-    """One worker at a time: where it has ended, the next rows get a new one."""
+    """One worker at a time: if it ends, a new one reads the next rows."""
 
     def __init__(self, records: RecordBatches, loader: DataLoader[Any], number: int) -> None:
         self._records, self._loader, self._number = records, loader, number
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
-        self._started = False  # it has said so
+        self._started = False  # whether the worker has reported its start
 
     def begin(self, rows: list[int]) -> None:
-        """Let a worker read."""
+        """Make a worker read."""
         if self._process is None:
             self._start()
         assert self._connection is not None  # it was made with the process
@@ -87,7 +87,7 @@ class _RecordReader:
             logger.debug("worker %d has ended: `finish` will see it", self._number)
 
     def finish(self, rows: list[int]) -> list[Batch]:
-        """Return the batches of what was begun, without the records that end a worker."""
+        """Return the batches of the rows begun, without records that end a worker."""
         batches = self._received()
         if batches is not None:
             return batches
@@ -113,7 +113,6 @@ class _RecordReader:
         self._started = False
 
     def _start(self) -> None:
-        """Start a worker."""
         context: Any = self._loader.multiprocessing_context or torch.multiprocessing
         self._connection, theirs = context.Pipe()
         worker = (self._number, self._loader.worker_init_fn, os.getpid())
@@ -126,12 +125,12 @@ class _RecordReader:
             theirs.close()  # so that the worker's end is the end of the connection
 
     def _received(self) -> list[Batch] | None:
-        """Return what the worker has read; None if it has ended, or was too slow."""
+        """Return the worker's batches; None if it has ended, or was too slow."""
         connection, limit = self._connection, self._loader.timeout or None
         assert connection is not None  # something was begun
         if not self._started:
             try:
-                connection.recv()  # however long that takes, no record is read before
+                connection.recv()  # without a limit, as no record is read before it
             except (EOFError, OSError):
                 self.end()
                 raise RuntimeError(
@@ -139,16 +138,25 @@ class _RecordReader:
                 ) from None
             self._started = True
         try:
-            # Ended after twice the time. What decides about a record is the time that its worker
-            # took, whenever the parent reads the answer.
-            if not clock.readable(connection, None if limit is None else 2.0 * limit):
+            # The worker ends after twice the time. The time that the worker took decides about a
+            # record, whenever the parent reads the answer.
+            patience = None if limit is None else 2.0 * limit
+            if not clock.readable(connection, patience):
                 self.end()
                 return None
-            took, batches = connection.recv()
+            seconds, batches = _answer(connection)
         except Exception:  # the connection's end, or half an answer
             self.end()
             return None
-        return None if limit is not None and took > limit else batches
+        if limit is not None and seconds > limit:
+            return None
+        return batches
+
+
+def _answer(connection: Connection) -> tuple[float, list[Batch]]:
+    """Return the seconds that a worker took, and its batches."""
+    seconds, batches = connection.recv()
+    return seconds, batches
 
 
 def _read(
@@ -158,7 +166,7 @@ def _read(
     init: Callable[[int], None] | None,
     parent: int,
 ) -> None:
-    """Be a worker: read what is asked for until the parent ends it, or is gone."""
+    """Run in a worker: read until the parent ends it, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Flower's would report the end of its process
     torch.set_num_threads(1)

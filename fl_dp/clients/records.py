@@ -26,7 +26,7 @@ def only_record(records: Mapping[str, _Record], kind: str) -> tuple[str, _Record
     """Return the one record of a kind and its key.
 
     Raises:
-        ValueError: If there is none or more than one.
+        ValueError: There is none or more than one.
     """
     if len(records) != 1:
         raise ValueError(f"expected exactly one {kind} in the message, got {len(records)}")
@@ -37,25 +37,28 @@ def config_of(message: Message) -> Config:
     """Return the config of a message, empty if it has none.
 
     Raises:
-        ValueError: If it has more than one.
+        ValueError: It has more than one.
     """
     records = message.content.config_records
-    return dict(only_record(records, "ConfigRecord")[1]) if records else {}
+    if not records:
+        return {}
+    return dict(only_record(records, "ConfigRecord")[1])
 
 
 def instruction_of(message: Message) -> RoundInstruction | None:
-    """Return the instruction of a train message; None if it has none or is of another kind.
+    """Return the instruction of a train message; None for other messages and without one.
 
     Raises:
-        ValueError: If it has more than one.
+        ValueError: It has more than one.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return None
     configs = message.content.config_records.values()
-    found = [instruction for instruction in map(RoundInstruction.of, configs) if instruction]
-    if len(found) > 1:
+    candidates = map(RoundInstruction.from_config, configs)
+    instructions = [instruction for instruction in candidates if instruction is not None]
+    if len(instructions) > 1:
         raise ValueError("the message has more than one instruction")
-    return found[0] if found else None
+    return instructions[0] if instructions else None
 
 
 def metrics_in(returned: object) -> Mapping[str, Any]:
@@ -64,13 +67,13 @@ def metrics_in(returned: object) -> Mapping[str, Any]:
 
 
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:
-    """Merge metrics into what a MetricRecord can hold.
+    """Merge metrics into a MetricRecord.
 
-    A metric of another kind, or with the name of a required one, is left out: nobody asked for it,
+    A metric of another type, or with the name of a required one, is left out: nobody asked for it,
     and it must not cost the client its contribution. The node's log names it once.
 
     Raises:
-        TypeError: If a required number is none, naming its key.
+        TypeError: A required value is no number; the text has its key.
     """
     record = MetricRecord()
     for key, value in metrics.items():
@@ -106,11 +109,13 @@ def _number(value: Any) -> int | float | list[int] | list[float] | None:
         value = value.tolist()
     if not isinstance(value, list | tuple):
         return _scalar(value)
-    numbers = [number for item in value if (number := _scalar(item)) is not None]
-    if len(numbers) < len(value):
+    scalars = [_scalar(item) for item in value]
+    numbers = [scalar for scalar in scalars if scalar is not None]
+    if len(numbers) < len(scalars):
         return None
-    mixed = any(isinstance(number, float) for number in numbers)
-    return [float(number) for number in numbers] if mixed else numbers
+    if any(isinstance(number, float) for number in numbers):
+        return [float(number) for number in numbers]
+    return numbers
 
 
 def _scalar(value: Any) -> int | float | None:
@@ -118,6 +123,6 @@ def _scalar(value: Any) -> int | float | None:
         value = value.item()
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, int):
-        return value if abs(value) < _TOO_LARGE else None
-    return value if isinstance(value, float) else None
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < _TOO_LARGE):
+        return value
+    return None

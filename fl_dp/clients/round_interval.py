@@ -1,12 +1,12 @@
 """Least time between two rounds at a node: one that comes too early is refused, and costs nothing.
 
-The moment of the last message of each kind lies in a small file beside the ledger, overwritten by
-the next: no ledger holds a time of a round. It is the moment at which a message was let in, before
+A small file beside the ledger holds the moment of the last message of each kind, overwritten by the
+next: no ledger holds a time of a round. It is the moment at which a message was let in, before
 anything was read, so it depends on no record.
 
-A clock that is set forward or back changes nothing while the machine runs: the time since it
-started is compared. Of a machine that was restarted the wall clock is all there is; if that has
-gone back, the wait begins again, once, so that a wrong clock locks nobody out for ever.
+Setting the clock changes nothing while the machine runs, as times since its start are compared.
+After a restart only the wall clock is left. If that has gone back, the wait begins again, once, so
+that a wrong clock locks nobody out for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Moment:
     Attributes:
         wall: Seconds of the wall clock, which may be set.
         since_boot: Seconds since the machine started, which only grow.
-        boot: Of which start; empty where the system does not say.
+        boot: Id of that start; empty where the system does not say.
     """
 
     wall: float
@@ -61,31 +61,31 @@ class RoundInterval:
     """The moments of the last messages at one ledger's node."""
 
     def __init__(self, file: Path, *, now: Callable[[], Moment] | None = None) -> None:
-        """Name the file; it is made by the first message.
+        """Name the file; the first message makes it.
 
         Args:
-            file: In a folder that exists.
-            now: The clocks; None: those of the machine.
+            file: A path in a folder that exists.
+            now: Returns the moment; None: by the machine's clocks.
         """
         self._file, self._now = file, now or Moment.now
 
     @classmethod
     def beside(cls, ledger: str) -> RoundInterval:
-        """Return the one that belongs to a ledger's file."""
+        """Return the interval of a ledger's file."""
         return cls(Path(f"{ledger}.rounds"))
 
     def wait_left(self, what: str, seconds: float) -> float:
-        """Let a message in and note it, or return the seconds for which it comes too early.
+        """Let a message in and note it, or return how many seconds it comes too early.
 
         Args:
-            what: Kind of the message and name of the data: others have times of their own.
-            seconds: That have to lie between two.
+            what: Kind of the message and name of the data, which share one time.
+            seconds: Least time between two such messages.
 
         Returns:
-            0 if it may be answered; it is noted then, on disk, whatever becomes of it.
+            0 if it may be answered; then it is noted on disk, whatever becomes of it.
 
         Raises:
-            OSError: If the file can't be read or written; then nothing may be answered.
+            OSError: The file can't be read or written; then nothing may be answered.
         """
         now = self._now()
         try:
@@ -95,15 +95,16 @@ class RoundInterval:
             ) as store:
                 store.execute("BEGIN IMMEDIATE")
                 store.execute(_TABLE)
-                asked = "SELECT wall, since, boot FROM rounds WHERE what = ?"
-                row = store.execute(asked, (what,)).fetchone()
-                past = seconds  # of the first message
+                query = "SELECT wall, since, boot FROM rounds WHERE what = ?"
+                row = store.execute(query, (what,)).fetchone()
+                past = seconds  # for the first message
                 if row is not None:
                     wall, since, boot = row
                     past = now.after(Moment(wall=wall, since_boot=since, boot=boot))
                 # A clock that went back begins the wait again, and is noted.
-                left = max(seconds - past, 0.0) if past >= 0.0 else seconds
-                if left == 0.0 or past < 0.0:
+                went_back = past < 0.0
+                remaining = seconds if went_back else max(seconds - past, 0.0)
+                if remaining == 0.0 or went_back:
                     store.execute(
                         "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?)",
                         (what, now.wall, now.since_boot, now.boot),
@@ -114,4 +115,4 @@ class RoundInterval:
                 f"{self._file} can't be read or written ({error}): nothing is answered without it, "
                 "as the last round's time is there. Mend that, or move it away"
             ) from error
-        return left
+        return remaining

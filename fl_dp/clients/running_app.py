@@ -1,16 +1,18 @@
-"""The app that this process runs, as far as a `ClientApp` can know it, and rules for which may.
+"""The app of this process, as far as a `ClientApp` can know it, and rules for allowed apps.
 
-Flower tells a `ClientApp` nothing of its own bundle. It unpacks the bundle into a folder of the
-SuperNode, `$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there: publisher,
-name and version stand in that folder's `pyproject.toml`, the first eight digits of the bundle's
-SHA-256 in the folder's name. That is read here, not what the server says of the run.
+Flower tells a `ClientApp` nothing about its own bundle. It unpacks the bundle into a folder of the
+SuperNode, `$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there. Publisher,
+name and version are in that folder's `pyproject.toml`, the first eight digits of the bundle's
+SHA-256 in the folder's name. This file reads them, and not the server's statement on the run.
 
-It tells apps apart that keep to this check. An app that does not would leave it out: against that
-one helps `--trusted-entities`. Of the apps that a trusted key has signed, a rule allows some.
+It distinguishes apps that include this check. A malicious app would leave it out;
+`--trusted-entities` helps against that. A rule allows some of the apps that a trusted key has
+signed.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from packaging.version import InvalidVersion, Version
 _APPS = "apps"  # Flower's folder of unpacked bundles
 _HASH_DIGITS = 8  # of the bundle's hash in the name of its folder
 _HEX = frozenset("0123456789abcdef")
-_OPERATORS = "<>=!~"
+_OPERATOR = re.compile("[<>=!~]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class RunningApp:
 
     Attributes:
         name: `publisher/name`.
-        version: Of the app.
+        version: The app's version.
         fab_hash: First hexadecimal digits of its bundle's SHA-256: eight, or all of them.
     """
 
@@ -41,19 +43,20 @@ class RunningApp:
     fab_hash: str
 
     def __str__(self) -> str:
-        """Return it as an owner writes it down."""
+        """Return it as an owner writes it."""
         return f"{self.name}=={self.version}@{self.fab_hash}"
 
 
 def running_app() -> RunningApp | None:
     """Return the app that Flower has loaded into this process; None if that can't be seen.
 
-    It can't where the app did not come in a bundle, as when one process plays all nodes.
+    It can't if the app did not come in a bundle, as when one process plays all nodes.
     """
     # Flower puts the folder of the app that it loads first.
-    folder = next((each for each in map(Path, sys.path) if each.parent.name == _APPS), None)
-    if folder is None:
+    folders = [path for path in map(Path, sys.path) if path.parent.name == _APPS]
+    if not folders:
         return None
+    folder = folders[0]
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         name = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
@@ -61,8 +64,9 @@ def running_app() -> RunningApp | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     digits = folder.name.rpartition(".")[2]
-    can_be_told = len(digits) == _HASH_DIGITS and _is_hex(digits) and name.isprintable()
-    return RunningApp(name=name, version=version, fab_hash=digits) if can_be_told else None
+    if len(digits) != _HASH_DIGITS or not _is_hex(digits) or not name.isprintable():
+        return None
+    return RunningApp(name=name, version=version, fab_hash=digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +74,9 @@ class AppRule:
     """Apps that an owner allows: a name, perhaps some versions, perhaps one bundle.
 
     Attributes:
-        text: As the owner wrote it.
+        text: The rule as the owner wrote it.
         name: `publisher/name`.
-        versions: Those that are allowed; an empty set allows all.
+        versions: Allowed versions; an empty set allows all.
         fab_hash: First digits of the bundle's SHA-256, eight or more; empty: any bundle.
     """
 
@@ -86,11 +90,11 @@ class AppRule:
         """Read `publisher/name`, `publisher/name>=1.2,<2` or `publisher/name==1.2.0@3f2a9c01`.
 
         Raises:
-            ValueError: If it is none of these.
+            ValueError: It is none of these.
         """
-        said, at, digest = text.partition("@")
-        place = next((n for n, sign in enumerate(said) if sign in _OPERATORS), len(said))
-        name, versions = said[:place], said[place:]
+        app, at, digest = text.partition("@")
+        name = _OPERATOR.split(app, maxsplit=1)[0]
+        versions = app[len(name) :]
         publisher, slash, project = name.partition("/")
         if not (slash and publisher and project) or "/" in project or not name.isprintable():
             raise ValueError(
@@ -125,12 +129,12 @@ def rules_in(value: object) -> tuple[AppRule, ...]:
     """Read rules: a text with spaces between them, or a list of texts.
 
     Raises:
-        ValueError: If there are none, or one can't be read.
+        ValueError: There are none, or one can't be read.
     """
     texts = value.split() if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise ValueError(f"write one or more apps, as in hospital/heart>=1.2,<2; got {value!r}")
-    return tuple(AppRule.parse(str(each).strip()) for each in texts)
+    return tuple(AppRule.parse(str(rule).strip()) for rule in texts)
 
 
 def _is_hex(text: str) -> bool:

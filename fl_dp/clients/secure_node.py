@@ -1,9 +1,9 @@
 """A node's keys and memory for secure sums, and the messages that are about them alone.
 
 On a real SuperNode both lie beside the node's ledger: `secagg-identity.pem`, which its owner backs
-up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation, where nobody is
-protected from anybody, they lie under the user's home for as long as the run lasts. Flower's own
-`Context` would not do: of two messages that a simulated node answers at once, one is forgotten.
+up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation, which protects
+nobody, they lie under the user's home for as long as the run lasts. Flower's own `Context` would
+not do: of two messages that a simulated node answers at once, one state is lost.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
+    run_config_digest,
     signature_to_content,
     text_of,
     text_to_content,
-    told_digest,
 )
 from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import MOST_ENTRIES
@@ -56,7 +56,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
     """Open a node's keys and memory.
 
     Raises:
-        ValueError: If a real node has no folder for them, or what lies there is no good.
+        ValueError: A real node has no folder for them, or its files are invalid.
     """
     owner = NodeConfig.of(context.node_config)
     folder, colluding = keys_folder(context), owner.secagg_colluding
@@ -74,7 +74,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 roster=roster,
                 least_sum=owner.secagg_min_sum,
                 colluding=colluding,
-                told=told_digest(context.run_config),
+                shared_context=run_config_digest(context.run_config),
             )
             yield node
     finally:
@@ -83,13 +83,9 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
 
 @contextmanager
 def at_work(folder: Path, run: int) -> Iterator[None]:
-    """Hold, while the block lasts, that a node works on a message of a Flower run.
+    """Lock a node's work on a message of a Flower run for the block.
 
-    The lock ends with its process, so whoever gets it knows that no work is going on.
-
-    Args:
-        folder: Of the node's keys.
-        run: Flower's run id.
+    The lock ends with its process. So a process that gets it knows that no work is in progress.
 
     Raises:
         Refused: `busy`, if another message is worked on.
@@ -105,7 +101,7 @@ def at_work(folder: Path, run: int) -> Iterator[None]:
         except BlockingIOError:
             os.close(descriptor)
             raise Refused("busy", "an earlier message of this run is still worked on") from None
-        os.close(descriptor)  # whoever held it has removed the file meanwhile
+        os.close(descriptor)  # the last holder has removed the file meanwhile
     try:
         yield
     finally:
@@ -124,7 +120,7 @@ def keys_folder(context: Context) -> Path:
     """Return the folder of a node's keys, real or simulated.
 
     Raises:
-        ValueError: If a real node has none.
+        ValueError: A real node has none.
     """
     if in_simulation():
         return _simulated_folder(context)
@@ -133,32 +129,33 @@ def keys_folder(context: Context) -> Path:
 
 @contextmanager
 def _witnessed(store: SQLiteStore, context: Context) -> Iterator[None]:
-    """Compare a store's marks with what the node's ledger knows, and tell it of new ones.
+    """Compare a store's marks with the node's ledger, and note new ones there.
 
-    It is told before an answer leaves, whatever becomes of the message.
+    They are noted before an answer leaves, whatever becomes of the message.
 
     Raises:
         Refused: `stale`, if the store is an older copy.
-        LedgerCorrupted: If the ledger was altered, or put back to an older state.
-        LedgerUnavailable: If it can't be read or written, or its witness.
+        LedgerCorrupted: The ledger was altered, or put back to an older state.
+        LedgerUnavailable: The ledger or its witness can't be read or written.
     """
-    # With SciPy, for a node that keeps a ledger alone.
+    # Imported here, as it needs SciPy, and not every node has a ledger.
     from fl_dp.ledger import NodeLedger
     from fl_dp.ledger.node import Marks
 
-    node = NodePrivacy.of(context, {})
+    node = NodePrivacy.from_context(context, {})
     # The ledger first: another process may add a mark in between.
     name = store.taken.store
-    known = NodeLedger.marks_of_store(node.required_ledger, name)
+    noted = NodeLedger.marks_of_store(node.required_ledger, name)
     before = store.taken
-    if known is not None and (
-        before.marks < known.count or (before.marks == known.count and before.last != known.last)
-    ):
-        raise Refused(
-            "stale",
-            f"{STORE_FILE} has {before.marks} marks and the ledger knows of {known.count}: an "
-            "older copy has forgotten what it answered. Move it away, and the node makes new keys",
-        )
+    if noted is not None:
+        differs = before.marks == noted.count and before.last != noted.last
+        if before.marks < noted.count or differs:
+            raise Refused(
+                "stale",
+                f"{STORE_FILE} has {before.marks} marks and the ledger knows of {noted.count}: an "
+                "older copy has forgotten what it answered. Move it away, and the node makes new "
+                "keys",
+            )
     try:
         yield
     finally:
@@ -169,7 +166,6 @@ def _witnessed(store: SQLiteStore, context: Context) -> Iterator[None]:
 
 
 def _simulated_folder(context: Context) -> Path:
-    """Return the folder of a simulated node's keys."""
     run = simulated_run_folder(context)
     folder = run / f"secagg-{context.node_id}"
     private_folder(folder)
@@ -180,7 +176,7 @@ def secure_folder(owner: NodeConfig) -> Path:
     """Return the folder of a real node's keys: that of its ledger.
 
     Raises:
-        ValueError: If the node keeps no ledger in a file.
+        ValueError: The node has no ledger in a file.
     """
     if owner.ledger_path is None or "://" in owner.ledger_path:
         raise ValueError(
@@ -211,7 +207,7 @@ def _key(message: Message, context: Context) -> Message:
 
 
 def _asked(message: Message) -> dict[str, Any]:
-    """Return what a message about a run says, with identities of nodes at most."""
+    """Return the content of a message about a run, whose longest part are identities of nodes."""
     longest = _LONGEST_IDENTITY * MOST_ENTRIES + _ROOM
     return parsed_object(text_of(message.content), "question about a run", longest=longest)
 
@@ -224,14 +220,14 @@ def _directory(message: Message, context: Context) -> Message:
 
 
 def _view(message: Message, context: Context) -> Message:
-    asked = MemberQuestion.of(message.content)
+    asked = MemberQuestion.from_content(message.content)
     with secure_node(context) as node:
         signature = node.view(asked.terms, asked.online, asked.labels)
     return Message(signature_to_content(signature), reply_to=message)
 
 
 def _open(message: Message, context: Context) -> Message:
-    asked = MemberQuestion.of(message.content)
+    asked = MemberQuestion.from_content(message.content)
     with secure_node(context) as node:
         opened = node.open(asked.terms, asked.online, asked.labels, asked.bundles, asked.quorum)
     return Message(opened_to_content(opened), reply_to=message)

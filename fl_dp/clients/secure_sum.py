@@ -1,9 +1,9 @@
 """A client of a secure sum: its values leave the node masked, with a share of the noise in them.
 
-    deadline, policy -> secure_sum_mod -> whatever trains the node's units and sums them
+    deadline, policy -> secure_sum_mod -> the handler that trains the node's units and sums them
 
-What trains never learns of it: it answers with the sum of the node's units in grid steps, as it
-would for a server that adds the noise (`sum_of_units`).
+The inner handler knows nothing of it. It answers with the sum of the node's units in grid steps, as
+it would for a server that adds the noise (`sum_of_units`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from .summed import AskedSum, Values, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-_DIGITS = 10  # of a multiplier, behind the first
+_DIGITS = 10  # of a multiplier, after the first
 _LATE = "late"  # key of a Flower run that gets nothing more, unless its value is empty
 _BEGUN, _FAILED, _ENDED = b"begun", b"once", b""
 
@@ -68,34 +68,34 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
     Messages without terms pass.
 
-    Privacy: the reply alone is uniformly random, whatever the data are. What members open is the
-    sum over at least as many clients as the terms guarantee, which is as private as one Gaussian of
-    the multiplier that is charged here, computed from the terms and the owner's own assumption of
-    who colludes. The charge is written before training. A unit or record that fails contributes
-    zero, alone. A node of one unit whose work fails and a budget that is spent send the same noise
-    around zero, which nobody can tell from any other; that the node replied is not hidden.
+    Privacy: the reply alone is uniformly random, whatever the data are. Members open the sum over
+    at least as many clients as the terms guarantee. That sum is as private as one Gaussian of the
+    multiplier that is charged here, computed from the terms and the owner's own assumption of who
+    colludes. The charge is written before training. A unit or record that fails contributes zero,
+    alone. A node of one unit whose work fails, and one whose budget is spent, send the same noise
+    around zero, which can't be distinguished from any other; that the node replied is not hidden.
 
-    Work of several units or records that fails or is late as a whole leaves nothing to send, for
-    this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
-    So does work that ends the node's process, of one unit, too: else each sum would tell one bit of
-    its data. A real node marks that work begins, whatever is summed, and takes the mark away
+    If work of several units or records fails or is late as a whole, the node sends nothing, for
+    this sum and the rest of the Flower run: one of them could cause it, and move the sum by all
+    others. The same holds for work that ends the node's process, of one unit, too: otherwise each
+    sum would tell one bit of its data. So a real node marks that work begins, and removes the mark
     after it. A message that meets work of the same run is told to come again.
 
     With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
-    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. Where
+    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. If
     marks and ledger take until the first slot, this sum gets the noise around zero, and no more.
 
     Raises:
-        Refused: If the terms are not what the node was sent, contradict themselves, are less than
-            its owner asks for, or were answered before; `busy`, while an earlier message is
-            worked on. None of that depends on data. `late`, for work that failed, was late or ended
-            its process, now or before in this Flower run, can.
-        ValueError: If the message is none that a sum can be made of.
+        Refused: The terms are not what the node was sent, contradict themselves, are less than its
+            owner asks for, or were answered before; `busy`, while an earlier message is worked on.
+            None of that depends on data. `late`, for work that failed, was late or ended its
+            process, now or before in this Flower run, can.
+        ValueError: The message is none that a sum can be made of.
     """
     text = terms_in(message.content)
     if text is None:
-        asked = instruction_of(message)
-        if asked is not None and asked.of_records:
+        instruction = instruction_of(message)
+        if instruction is not None and instruction.of_records:
             raise Refused("terms", "gradients of records leave a node in a secure sum alone")
         return call_next(message, context)
     began = clock.now()
@@ -114,9 +114,10 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
     late, silent = False, f"{_LATE} {context.run_id}"  # the server may name its runs as it likes
     real = not in_simulation()
+    process = nullcontext() if slots is None else _forked(work, terms, slots)
     with (
-        nullcontext() if slots is None else _forked(work, terms, slots) as apart,
-        # After the fork: a child would hold on to it.
+        process as apart,
+        # Locked after the fork, as a child would hold the lock, too.
         at_work(keys_folder(context), context.run_id) if real else nullcontext(),
         secure_node(context) as node,
     ):
@@ -134,7 +135,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if marked:
             node.store.put(None, silent, _BEGUN)
         if slots is not None and clock.now() > slots.begin:
-            # Nothing was read yet, so that depends on no data, and is over with this sum.
+            # Nothing was read yet. So it depends on no data, and concerns this sum alone.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
         elif paid:
             with Contained("the client's work failed or was late, and is not sent") as attempt:
@@ -143,17 +144,19 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             if attempt.failure is not None:
                 note_failure(attempt.failure)
                 late = not summed.of_one
-        if late or marked:
-            node.store.put(None, silent, _FAILED if late else _ENDED)
+        if late:
+            node.store.put(None, silent, _FAILED)
+        elif marked:
+            node.store.put(None, silent, _ENDED)
         if steps is None:
-            nothing = [np.zeros(each.size) for each in terms.segments]
-            steps = share.encode(nothing, SecureRandom())
+            zeros = [np.zeros(segment.size) for segment in terms.segments]
+            steps = share.encode(zeros, SecureRandom())
         masked = part.message(steps)
     if due is not None:
-        left = began + due - clock.now()
-        if left < 0.0:
-            logger.error("noise and masks were %.3g s late: reply_after is too short", -left)
-        clock.sleep(left)
+        remaining = began + due - clock.now()
+        if remaining < 0.0:
+            logger.error("noise and masks were %.3g s late: reply_after is too short", -remaining)
+        clock.sleep(remaining)
     if late:
         raise Refused("late", "work failed or was late: this run gets nothing more")
     return Message(masked_to_content(masked), reply_to=message)
@@ -162,11 +165,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 def _answers_after(terms: SumTerms) -> float | None:
     """Return the seconds after which the node answers; None: when it is ready.
 
-    Nobody's time matters but that of secret coins. Simulated nodes share processors, and theirs
-    tells nobody anything.
+    Only the time of secret coins reveals something. Simulated nodes share processors, so that their
+    times reveal nothing.
 
     Raises:
-        Refused: If coins would show, or a lying server has the time end within the noise and masks.
+        Refused: Coins would show, or a lying server has the time end within the noise and masks.
     """
     if terms.sampling_rate in (None, 1.0) or in_simulation():
         return None
@@ -180,7 +183,6 @@ def _answers_after(terms: SumTerms) -> float | None:
 
 
 def _forked(work: Callable[[], Values], terms: SumTerms, slots: Slots) -> Apart:
-    """Return the work in a process of its own, with slots."""
 
     def flat() -> NDArray[np.float64]:
         with working_in(slots):
@@ -190,28 +192,21 @@ def _forked(work: Callable[[], Values], terms: SumTerms, slots: Slots) -> Apart:
 
 
 def _values_of(apart: Apart, terms: SumTerms) -> Values:
-    """Return what a process sends.
-
-    Raises:
-        TimeoutError: If it sends nothing.
-    """
+    """Return what a process sends."""
     flat = apart.result()
     if flat is None:
         raise TimeoutError("its process failed, or was not done in time")
-    ends = np.cumsum([each.size for each in terms.segments])
+    ends = np.cumsum([segment.size for segment in terms.segments])
     return np.split(flat, ends[:-1])
 
 
 def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
-    """Check that the noise in the terms is for what units are clipped to.
-
-    Raises:
-        Refused: If it is not.
-    """
+    """Check that the noise in the terms is for the norms to which units are clipped."""
     rate = 1.0 if terms.sampling_rate is None else terms.sampling_rate
     if summed.sampling_rate != rate:
         raise Refused("terms", "the units are to be drawn at another rate than the terms charge")
-    if [(each.size, each.clipping_norm) for each in terms.segments] != summed.segments:
+    segments = [(segment.size, segment.clipping_norm) for segment in terms.segments]
+    if segments != summed.segments:
         raise Refused("terms", "its segments are not what the units are clipped to")
 
 
@@ -223,7 +218,7 @@ def _paid(
     message: Message,
     context: Context,
 ) -> bool:
-    """Charge a sum, and return whether that could be paid; if not, the node adds noise alone.
+    """Charge a sum, and tell whether that could be paid; if not, the node adds noise alone.
 
     Raises:
         Refused: `policy`, if the run asks for more than it did at first.
@@ -245,14 +240,14 @@ def _paid(
 
 
 def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) -> None:
-    """Check the policy that came with the model against the first one of the run.
+    """Check the price that came with the model against the first one of the run.
 
     Raises:
         Refused: `policy`, if it allows itself more of the node, or has other neighbours.
     """
-    said = json.dumps(asdict(asked), sort_keys=True)
-    kept = node.store.first("promise", said.encode(), run=terms.run)
-    first = decode_text(SumInstruction, kept.decode())
+    text = json.dumps(asdict(asked), sort_keys=True)
+    stored = node.store.first("promise", text.encode(), run=terms.run)
+    first = decode_text(SumInstruction, stored.decode())
     for name in ("epsilon", "delta"):
         before, now = getattr(first, name), getattr(asked, name)
         if before is not None and (now is None or now > before):
@@ -270,13 +265,13 @@ def _charge(
     message: Message,
     context: Context,
 ) -> None:
-    """Write the sum to the node's ledger, if it keeps one, before anything is computed.
+    """Write the sum to the node's ledger, if it has one, before anything is computed.
 
     Raises:
-        PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
-        ValueError: If the node keeps a ledger and nobody says how much may be spent.
+        PrivacyBudgetExhausted: It would exceed what the server or the node's owner allows.
+        ValueError: The node has a ledger and there is no budget.
     """
-    node = NodePrivacy.of(context, config_of(message))
+    node = NodePrivacy.from_context(context, config_of(message))
     if node.ledger is None:
         return
     cap, limit, budget = node.cap, node.limit_of_noise(asked), node.budget_of_noise(asked)
@@ -293,20 +288,23 @@ def _charge(
                 epsilon_at_delta(budget.epsilon, budget.delta),
             )
 
-        def less_slack(budget: PrivacyBudget, made: int) -> PrivacyBudget:
+        def less_slack(budget: PrivacyBudget, released: int) -> PrivacyBudget:
             # A power of two, beyond what is planned: a budget that changed with every sum would
             # have to be certified each time.
-            sums = max(asked.rounds, 1 << made.bit_length())
+            sums = max(asked.rounds, 1 << released.bit_length())
             return within_slack(budget, shared_noise_slack(sums, *largest))
 
         if limit is not None:
-            mine = spending.runs.get(limit.run)
-            made = 0 if mine is None else mine.releases.total()
-            limit = replace(limit, budget=less_slack(limit.budget, made))
+            released = 0
+            if limit.run in spending.runs:
+                released = spending.runs[limit.run].releases.total()
+            limit = replace(limit, budget=less_slack(limit.budget, released))
+        if cap is not None:
+            cap = less_slack(cap, charged)
         ledger.charge(
             account,
             _event(multiplier, terms.sampling_rate),
-            budget=None if cap is None else less_slack(cap, charged),
+            budget=cap,
             limit=limit,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
@@ -317,10 +315,10 @@ def _charge(
 def _multiplier_of(
     terms: SumTerms, share: NoiseShare, shares: SharedNoise, context: Context
 ) -> float:
-    """Return what the shares amount to that nobody knows, as far as its owner says who colludes.
+    """Return the noise multiplier of the shares that the adversary does not know.
 
     Raises:
-        ValueError: If they are too few to be taken for a Gaussian.
+        ValueError: They are too few to be treated as a Gaussian.
     """
     owner = NodeConfig.of(context.node_config)
     honest = shares.honest_shares(server_lies=owner.secagg_roster is not None)
@@ -331,14 +329,13 @@ def _same_each_round(multiplier: float) -> float:
     """Return a multiplier without its last digits, rounded down.
 
     Adaptive clipping moves the grids from round to round, and by a rounding error the multiplier,
-    too. A ledger admits far more of one event, again and again, than of events that differ.
+    too. A ledger admits far more repetitions of one event than of events that differ.
     """
     unit = 10.0 ** (math.floor(math.log10(multiplier)) - _DIGITS)
     return math.floor(multiplier / unit) * unit
 
 
 def _event(multiplier: float, sampling_rate: float | None) -> PrivacyEvent:
-    """Return what a sum costs one unit."""
     if sampling_rate is None:
         return GaussianEvent(noise_multiplier=multiplier)
     return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)

@@ -1,7 +1,7 @@
-"""Failures in a simulated node's work, kept until its reply tells them.
+"""Failures in a simulated node's work, stored until its reply reports them.
 
-Layers that let one unit's failure end with that unit note it here; the outermost one tells the
-server. On a real node nothing is kept, and the node's own log has the text.
+Code that lets one unit's failure end with that unit notes it here; the outermost layer reports it
+to the server. On a real node nothing is stored, and the node's own log has the text.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .node_privacy import in_simulation
 _noted: list[Failure] | None = None  # of the message that is answered now: one at a time
 
 
-def note_failure(raised: BaseException | None, *, of_all: bool = True) -> None:
-    """Keep what failed for the reply, in a simulation.
+def note_failure(error: BaseException | None, *, whole_node: bool = True) -> None:
+    """Store a failure for the reply, in a simulation.
 
     Args:
-        raised: What user code raised; None: nothing.
-        of_all: Whether the node contributes nothing.
+        error: The exception of user code; None: there was none.
+        whole_node: Whether the node contributes nothing.
     """
-    if raised is not None and _noted is not None and in_simulation():
-        _noted.append(Failure.of(raised, of_all=of_all))
+    if error is not None and _noted is not None and in_simulation():
+        _noted.append(Failure.from_exception(error, whole_node=whole_node))
 
 
 @contextmanager
 def noted_failures() -> Iterator[list[Failure]]:
-    """Collect what is noted in a block; empty on a real node."""
+    """Collect the failures noted in a block; empty on a real node."""
     global _noted
     before, _noted = _noted, []
     try:
@@ -41,8 +41,8 @@ def noted_failures() -> Iterator[list[Failure]]:
         _noted = before
 
 
-def told_failures_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let a simulated node's reply tell what failed within; on a real node do nothing."""
+def failures_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Add the first failure to a simulated node's reply; on a real node do nothing."""
     with noted_failures() as noted:
         reply = call_next(message, context)
         for failure in noted[:1]:
@@ -51,5 +51,5 @@ def told_failures_mod(message: Message, context: Context, call_next: ClientAppCa
 
 
 def unless_simulated(message: str) -> str | None:
-    """Return what a real node's log says of a failure; None where the server tells it instead."""
+    """Return a real node's log text for a failure; None where the server reports it instead."""
     return None if in_simulation() else message

@@ -1,8 +1,8 @@
 """Gradients of single records, each computed from that record alone.
 
-Each record is given to a fresh copy of the model as a batch of one: all at once under `vmap`, or
-where that can't follow the model, one after the other by plain autograd, each on a copy of its own.
-Either way no record can tell what others there are.
+A fresh copy of the model gets each record as a batch of one: all at once under `vmap`, or where
+that can't follow the model, one after the other by autograd, each on a copy of its own. Either way
+no record's gradient depends on others.
 
     >>> gradients = SingleRecords(ModuleTemplate(model), LossOfEach(nn.CrossEntropyLoss()))
 """
@@ -34,8 +34,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
-    A batch that `vmap` can't follow raises, and is then given here record by record; a record that
-    it can't follow goes through autograd. So each record decides for itself alone.
+    A batch that `vmap` can't follow raises; its records then come here one by one. A record that
+    `vmap` can't follow goes through autograd. So each record decides for itself alone.
 
     Attributes:
         one_by_one: Never use `vmap`.
@@ -44,10 +44,10 @@ class SingleRecords:
     holds_all = True
 
     _template: ModuleTemplate
-    _loss: nn.Module  # gives each record's, `(n,)`
+    _loss: nn.Module  # returns each record's loss, `(n,)`
     _: KW_ONLY
     one_by_one: bool = False
-    _said: bool = field(default=False, init=False)
+    _warned: bool = field(default=False, init=False)
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """Return the sum of the records' clipped gradients; see `Gradients.clipped_sums`."""
@@ -57,7 +57,7 @@ class SingleRecords:
         """Return each trained parameter's gradients, `(n, *shape)`.
 
         Raises:
-            Exception: Whatever model and loss raise at these records.
+            Exception: Any error of model and loss at these records.
         """
         if self.one_by_one:
             return self.by_autograd(inputs, targets)
@@ -66,26 +66,26 @@ class SingleRecords:
         with Contained() as attempt:
             return self.by_vmap(inputs, targets)
         gradients = self.by_autograd(inputs, targets)
-        if not self._said:
+        if not self._warned:
             logger.warning(
                 "vmap can't follow the model (%s), so that records are trained on one after the "
                 "other: right, and slower. Write DPSGD(example=...), of which this is found out "
                 "once. Often faster: WithFullMask, batch_first=True, DPLSTM and DPGRU",
                 type(attempt.failure).__name__,
             )
-            self._said = True
+            self._warned = True
         return gradients
 
     def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         """Return the same of all records at once.
 
         Raises:
-            Exception: Whatever model and loss raise at these records, or `vmap` at their code.
+            Exception: Any error of model and loss at these records, or of `vmap` at their code.
         """
         model, criterion = self._template.copy(), copy.deepcopy(self._loss)
 
         def loss(parameters: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
-            # Made inside, so that a forward pass may write into them.
+            # Cloned inside, so that a forward pass may write into them.
             alone, target = mapped(lambda tensor: tensor[None].clone(), record)
             buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
             outputs = outputs_of(partial(_called, model, parameters | buffers), alone)
@@ -94,14 +94,14 @@ class SingleRecords:
 
         gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
         with CoinsOfRecords(len(targets)), IndicesInRange(), torch.enable_grad():
-            found: dict[str, Tensor] = gradients(self._template.detached(), (inputs, targets))
-        return list(found.values())
+            by_name: dict[str, Tensor] = gradients(self._template.detached(), (inputs, targets))
+        return list(by_name.values())
 
     def by_autograd(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         """Return the same of one record after the other.
 
         Raises:
-            Exception: Whatever model and loss raise at these records.
+            Exception: Any error of model and loss at these records.
         """
         rows = [slice(row, row + 1) for row in range(len(targets))]
         gradients = [self._of_one(rows_of(inputs, row), targets[row]) for row in rows]

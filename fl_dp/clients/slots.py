@@ -1,7 +1,7 @@
 """Fixed times for the units of a node, where the time of one may not decide about another.
 
-A node whose coins are secret answers at a fixed time. Cut off there as a whole, one slow unit would
-decide whether all others are in the sum. So each has a slot of its own, as long as everybody's and
+A node with secret coins answers at a fixed time. If all its work were cut off there, one slow unit
+would decide whether all others are in the sum. So each has a slot of its own, of equal length and
 at a fixed start, whether its coin came up or not.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from fl_dp import clock
 
-_APART = 0.125  # of the time, before the slots and behind them: to make ready, and to add up
-_USED = 0.8  # of a slot; the rest is for ending what overran it
+_MARGIN = 0.125  # share of the time before the slots (preparation) and after them (adding up)
+_USED = 0.8  # share of a slot; the rest is for ending work that overran it
 
 
 class Overrun(Exception):
-    """Something besides a unit's own training took so long that a slot began late."""
+    """Other work than a unit's own training took so long that a slot began late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Slots:
     """Times of the slots, by `clock.now`.
 
     Attributes:
-        begin: Of the first.
-        end: Of the last.
-        until: When the node's work is over.
+        begin: Start of the first slot.
+        end: End of the last slot.
+        until: End of the node's work.
     """
 
     begin: float
@@ -38,18 +38,18 @@ class Slots:
 
     @classmethod
     def within(cls, began: float, until: float) -> Slots:
-        """Return the slots of a node's work, which has some time before them and behind them."""
-        margin = _APART * (until - began)
+        """Return the slots of a node's work, with some time before and after them."""
+        margin = _MARGIN * (until - began)
         return cls(begin=began + margin, end=until - margin, until=until)
 
     def waited(self, count: int) -> Iterator[tuple[int, float]]:
-        """Wait for the start of each slot in turn, and yield its number and when its use ends.
+        """Wait for the start of each slot in turn, and yield its number and the end of its use.
 
         Args:
-            count: Of slots, a public number.
+            count: Number of slots, a public number.
 
         Raises:
-            Overrun: If it is past a start already.
+            Overrun: A start has passed already.
         """
         length = (self.end - self.begin) / count
         for number in range(count):
@@ -60,23 +60,23 @@ class Slots:
 
 
 def _wait(until: float) -> None:
-    left = until - clock.now()
-    if left < 0.0:
-        raise Overrun(f"{-left:.3g} s late for a slot")
-    clock.sleep(left)
+    remaining = until - clock.now()
+    if remaining < 0.0:
+        raise Overrun(f"{-remaining:.3g} s late for a slot")
+    clock.sleep(remaining)
 
 
 _present: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 
 def present_slots() -> Slots | None:
-    """Return the slots of the node's work; None where its time tells nobody anything."""
+    """Return the slots of the node's work; None where its time reveals nothing."""
     return _present.get()
 
 
 @contextmanager
 def working_in(slots: Slots) -> Iterator[None]:
-    """Say which slots the block's work has."""
+    """Set the slots of the block's work."""
     token = _present.set(slots)
     try:
         yield

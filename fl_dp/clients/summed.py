@@ -1,4 +1,4 @@
-"""Contents of a secure sum, as a node finds them in a message and reads them off its own reply."""
+"""The values of a secure sum, which a node reads from a message and its own reply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fl_dp.updates.narrow import widen
 from .records import config_of, instruction_of, only_record
 
 Values = list[NDArray[np.float64]]
-"""A node's sums in their own units, one array a segment."""
+"""A node's sums in their own units, one array per segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class AskedSum:
     """Numbers that a message asks a node to add to a sum.
 
     Attributes:
-        segments: Size of each, and the L2 norm that one unit of the node has in it at most.
-        sampling_rate: With which each unit takes part.
-        price: What the training may cost the node.
-        of_one: Whether work that fails as a whole can be no more than one unit's: of several, each
-            would decide about all others.
-        values: Reads them off the reply of the handler that made them, bounded once more.
+        segments: Size of each, and the largest L2 norm of one unit of the node in it.
+        sampling_rate: Rate at which each unit takes part.
+        price: The sum's price to the node.
+        of_one: Whether a failure of all the work can concern one unit only: of several, each would
+            decide about all others.
+        values: Reads them from the reply of the handler that made them, bounded once more.
     """
 
     segments: list[tuple[int, float]]
@@ -58,7 +58,7 @@ def summed_of(message: Message) -> AskedSum:
 
     Raises:
         Refused: `terms`, if it is nothing that can be summed.
-        ValueError: If it contradicts itself.
+        ValueError: It contradicts itself.
     """
     kind = message.metadata.message_type
     if kind.partition(".")[0] == MessageType.TRAIN:
@@ -95,13 +95,12 @@ def _of_training(message: Message) -> AskedSum:
         sums = BundleSum(bundle, layout, np.zeros(layout.size))
         _, metrics = only_record(reply.content.metric_records, "MetricRecord")
         scalars = cast(list[float], metrics.get(SCALARS_METRIC, []))
-        # Once more within its bounds: what is not clipped here would be bounded by nobody.
+        # Clipped once more, as nobody bounds the sum after this.
         sums.add_node(only_array_record(reply.content), scalars, max_units=most)
-        each = zip(sums.scalars, bundle.scalar_mechanisms, strict=True)
-        return [
-            sums.updates.total * bundle.updates.grid,
-            *(np.array([total * mechanism.grid]) for total, mechanism in each),
-        ]
+        totals = [sums.updates.total * bundle.updates.grid]
+        for total, mechanism in zip(sums.scalars, bundle.scalar_mechanisms, strict=True):
+            totals.append(np.array([total * mechanism.grid]))
+        return totals
 
     return AskedSum(
         segments=[(layout.size, bundle.updates.clipping_norm), *((1, norm) for norm in norms)],
@@ -122,14 +121,14 @@ def _of_statistic(message: Message) -> AskedSum:
 
     def values(reply: Message) -> Values:
         _, metrics = only_record(reply.content.metric_records, "MetricRecord")
-        sent = np.array(metrics[CONTRIBUTION_METRIC], dtype=np.float64).reshape(-1, size)
+        vectors = np.array(metrics[CONTRIBUTION_METRIC], dtype=np.float64).reshape(-1, size)
         total = np.zeros(size)
-        for vector in sent:  # one a unit; in whole steps, whose sum is exact
+        for vector in vectors:  # one per unit, in whole steps, whose sum is exact
             total += clipped.encode(vector)
         return [total * clipped.grid]
 
     price = decode_text(SumInstruction, str(config[SUM_KEY]))
-    # A record can turn its client's whole answer round: only then is that what is charged.
+    # One record can change its client's whole answer, which replace-one alone charges.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")
     _require_charged(price)
@@ -137,18 +136,15 @@ def _of_statistic(message: Message) -> AskedSum:
         segments=[(size, norm)],
         sampling_rate=1.0,
         price=price,
-        of_one=True,  # units are asked one by one, and it fails if each did
+        of_one=True,  # units are asked one by one, and all fail only if each does
         values=values,
     )
 
 
 def _require_charged(price: SumInstruction) -> None:
-    """Check that what one unit moves the sum by is what the price is for.
+    """Check that the price covers what one unit moves the sum by.
 
-    A node sums its first units, up to a number that is the server's word, and any may be alone.
-
-    Raises:
-        Refused: `terms`, under add-or-remove-one.
+    A node sums its first units, up to a number that the server names, and a unit may be alone.
     """
     if price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise Refused(

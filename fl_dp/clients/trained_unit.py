@@ -20,7 +20,7 @@ from fl_dp.updates import VectorLayout
 from .records import Config, metrics_in
 
 RECORDS_UTILITY = "records"
-"""The utility that needs no metric: how many records the unit has."""
+"""The utility that needs no metric: the unit's number of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class UnitReport:
     """Report of a unit on its training; all of it stays on the node unless asked for.
 
     Attributes:
-        num_examples: How many records it was trained on.
-        metrics: As `NumPyClient.fit` returns them; what is asked for is taken out of them.
+        num_examples: Number of records it was trained on.
+        metrics: Metrics of `NumPyClient.fit`; only those asked for are used.
     """
 
     num_examples: int
@@ -39,7 +39,7 @@ class UnitReport:
         """Return `min(num_examples / cap, 1)`, or 1 without a cap.
 
         Raises:
-            ValueError: If the cap is not positive, or the number of records is negative or none.
+            ValueError: The cap is not positive, or the number of records is negative or no number.
         """
         if cap is None:
             return 1.0
@@ -50,7 +50,7 @@ class UnitReport:
         return min(records / cap, 1.0)
 
     def measured(self, bundle: GaussianBundle | None) -> dict[str, float]:
-        """Return the metrics that `bundle` names, those that are numbers."""
+        """Return the metrics that `bundle` names and that are numbers."""
         asked = () if bundle is None else bundle.metrics
         values = {metric.name: real_number(self.metrics.get(metric.name)) for metric in asked}
         return {name: value for name, value in values.items() if not math.isnan(value)}
@@ -79,7 +79,7 @@ class TrainedUnit(UnitReport):
         """Return the model plus the update times the unit's weight, in the model's dtypes.
 
         Raises:
-            ValueError: As `weight`, or if the arrays are not the model's.
+            ValueError: As `weight`, or the arrays are not the model's.
         """
         weight = self.weight(cap)
         if weight == 1.0:
@@ -96,7 +96,7 @@ class TrainedRows:
 
     Attributes:
         units: Their numbers on the node.
-        reports: Of each, in the same order.
+        reports: The report of each, in the same order.
         vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the
             floating-point arrays of the message, flat, in its order. It is not changed.
     """
@@ -109,7 +109,7 @@ class TrainedRows:
         """Check that they belong together.
 
         Raises:
-            ValueError: If there is not one report and one row a unit.
+            ValueError: There is not one report and one row per unit.
         """
         counts = len(self.units), len(self.reports), len(self.vectors)
         if len(set(counts)) > 1:
@@ -117,12 +117,12 @@ class TrainedRows:
 
 
 def numpy_client_of(client: object) -> NumPyClient:
-    """Return the `NumPyClient` itself, also if it was turned into a `Client` by `to_client()`.
+    """Return the `NumPyClient` itself, also if `to_client()` turned it into a `Client`.
 
     Raises:
-        TypeError: If it is a `Client` of another kind, or nothing that can be trained.
+        TypeError: It is a `Client` of another kind, or nothing that can be trained.
     """
-    inner = getattr(client, "numpy_client", client)  # where Flower's `to_client` keeps it
+    inner = getattr(client, "numpy_client", client)  # Flower's `to_client` stores it there
     if isinstance(inner, Client) or not hasattr(inner, "fit"):
         raise TypeError(
             "client_fn must return a NumPyClient, or what its to_client() returns, got "
@@ -132,10 +132,10 @@ def numpy_client_of(client: object) -> NumPyClient:
 
 
 def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> TrainedUnit:
-    """Let a client train, on arrays and a config of its own.
+    """Train a client, on arrays and a config of its own.
 
     Raises:
-        ValueError: If it returns another number of arrays than the model has, or the model does not
+        ValueError: It returns another number of arrays than the model has, or the model does not
             have the parameters that a client with a `require_sent` shares.
     """
     require_sent = getattr(client, "require_sent", None)
@@ -144,17 +144,17 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
     parameters, num_examples, metrics = client.fit(model.to_numpy_ndarrays(), dict(config))
     if len(parameters) != len(model):
         raise ValueError(f"fit returned {len(parameters)} arrays, the model has {len(model)}")
-    trained = zip(model.items(), parameters, strict=True)
+    arrays = {}
+    for (name, received), values in zip(model.items(), parameters, strict=True):
+        arrays[name] = _array_like(received, values)
     return TrainedUnit(
-        arrays=ArrayRecord({name: _array_like(sent, values) for (name, sent), values in trained}),
-        num_examples=num_examples,
-        metrics=metrics_in(metrics),
+        arrays=ArrayRecord(arrays), num_examples=num_examples, metrics=metrics_in(metrics)
     )
 
 
-def _array_like(sent: Array, values: Any) -> Array:
-    """Return a trained array; 16-bit integers in place of bfloat16 stay bfloat16 by name."""
+def _array_like(received: Array, values: Any) -> Array:
+    """Return a trained array; 16-bit integers that represent bfloat16 have its name again."""
     array = Array(np.asarray(values))
-    if sent.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
-        array.dtype = sent.dtype
+    if received.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
+        array.dtype = received.dtype
     return array

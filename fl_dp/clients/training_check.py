@@ -1,7 +1,7 @@
 """A rehearsal for a data set's owner: can DP-SGD train on these records, each by itself?
 
-In training nothing may raise for a record's sake, so what never works is noise alone and a line in
-the node's log. Here it raises. Run it where the data are; what it says may hold data.
+In training nothing may raise because of a record, so a model that never works yields noise alone
+and a line in the node's log. Here it raises. Run it where the data are; its errors may hold data.
 
     >>> check_training(model, loader)
 """
@@ -35,23 +35,24 @@ def check_training(
     """Check on the first few records that each has a gradient, whatever the others are.
 
     Args:
-        model: As for `OpacusClient`; it is copied, and nothing is kept of it.
-        loader: Likewise.
+        model: A model as for `OpacusClient`; only a copy is used.
+        loader: A loader as for `OpacusClient`.
         dp_sgd: How to train; `DPSGD()` by default. Its mode is tried on these records, too.
-        records: How many to look at. With collations that pad, take some of different lengths.
+        records: Number of records to check. With collations that pad, take some of different
+            lengths.
 
     Raises:
-        MixesRecords: If records are others in a batch than alone.
-        ValueError: If the model can't be trained, or batches have no inputs and targets.
-        Exception: Whatever data set, collation, model and loss raise.
+        MixesRecords: Records differ in a batch and alone.
+        ValueError: The model can't be trained, or batches have no inputs and targets.
+        Exception: Any error of data set, collation, model and loss.
     """
-    how = DPSGD() if dp_sgd is None else dp_sgd
+    how = dp_sgd or DPSGD()
     require_trainable_privately(model)
     template = ModuleTemplate(model)
     form = BatchForm(inputs=how.input_key, targets=how.target_key)
     batches = RecordBatches(loader.dataset, loader.collate_fn, form)
     rows = list(range(min(records, len(loader.dataset))))  # type: ignore[arg-type]  # no length
-    alone = [batch for row in rows if (batch := batches.alone(row)) is not None]
+    alone = [batch for batch in map(batches.alone, rows) if batch is not None]
     if not alone:
         raise ValueError("there are no records to look at")
     gradients_of(
@@ -61,7 +62,7 @@ def check_training(
         example=moved(alone[0], template.device),
     )
     together = batches.__getitems__(rows)
-    apart, joined = (_gradient(template, how, each) for each in (alone, together))
+    apart, joined = _gradient(template, how, alone), _gradient(template, how, together)
     if not torch.allclose(joined, apart, rtol=0.0, atol=_TOLERANCE * float(apart.norm())):
         raise MixesRecords(
             f"{len(alone)} records read together have other gradients than each read alone: a "
@@ -71,17 +72,16 @@ def check_training(
 
 
 def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Tensor:
-    """Return the sum of the records' gradients, float64.
-
-    Raises:
-        Exception: Whatever model and loss raise at one of them.
-    """
-    total = torch.zeros(sum(each.numel() for each in template.parameters.values())).double()
+    """Return the sum of the records' gradients, float64, flat."""
+    size = sum(parameter.numel() for parameter in template.parameters.values())
+    total = torch.zeros(size).double()
     with own_chance(), WithoutChance():
         alone = SingleRecords(template, LossOfEach(how.criterion))
-        for inputs, targets in (moved(batch, template.device) for batch in batches):
-            for row in (slice(at, at + 1) for at in range(len(targets))):
-                torch.manual_seed(0)  # what chance is left is the same in both ways of reading
+        for batch in batches:
+            inputs, targets = moved(batch, template.device)
+            for start in range(len(targets)):
+                row = slice(start, start + 1)
+                torch.manual_seed(0)  # chance besides dropout is the same in both ways of reading
                 gradients = alone.by_autograd(rows_of(inputs, row), targets[row])
-                total += torch.cat([each.double().flatten() for each in gradients]).cpu()
+                total += torch.cat([part.double().flatten() for part in gradients]).cpu()
     return total

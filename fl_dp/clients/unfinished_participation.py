@@ -25,8 +25,8 @@ class UnfinishedParticipation:
     """A mark that a participation of one account in one Flower run began and has not ended.
 
     A record whose reading ends the process, or fails all of the training, decides about all others.
-    Nothing can undo that, but it happens once: the mark lies beside the node's ledger before a
-    record is read, and while it is there the node contributes nothing more to that run.
+    This can't be undone, but it happens once: the mark is written beside the node's ledger before a
+    record is read. While it exists the node contributes nothing more to that run.
 
     Attributes:
         file: The mark.
@@ -41,10 +41,10 @@ class UnfinishedParticipation:
         return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
 
     def require_absent(self) -> None:
-        """Refuse to go on where an earlier participation in the run did not end.
+        """Refuse to continue after an earlier participation in the run that did not end.
 
         Raises:
-            RunIsOver: If it did not.
+            RunIsOver: There was one.
         """
         if self.file.exists():
             raise RunIsOver(
@@ -55,11 +55,11 @@ class UnfinishedParticipation:
         """Write the mark; it is on disk when this returns.
 
         Raises:
-            OSError: If it can't be written.
+            OSError: It can't be written.
         """
         write_text(self.file, _MARK_TEXT)
 
     def remove(self) -> None:
-        """Take the mark away: the participation has ended."""
+        """Remove the mark: the participation has ended."""
         with suppress(FileNotFoundError):
             self.file.unlink()

@@ -6,10 +6,10 @@
     ... )
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context, 0), units=units)
 
-Each unit is clipped on its own and on an integer grid, so the sum is exact and a unit moves it by
-no more than the clipping norm, as if it had a node to itself. Units may be trained together
-(`NodeUnits.train_many`); they are clipped apart all the same. Where a node's time would show its
-secret coins, each is trained in a process and a slot of its own (`Slots`).
+Each unit is clipped on its own and on an integer grid. So the sum is exact, and a unit moves it by
+no more than the clipping norm, as on a node of its own. Units that are trained together
+(`NodeUnits.train_many`) are clipped apart all the same. Where a node's time would show its secret
+coins, each is trained in a process and a slot of its own (`Slots`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger("flwr.fl_dp.client")
 _FAILED = "unit %d failed and contributes zero"
 
 TrainMany = Callable[[Context, Sequence[int], ArrayRecord, Config], Iterable[TrainedRows]]
-"""Trains units of a node, by their numbers, from a model, with a message's config."""
+"""Trains units of a node: takes its context, their numbers, a model and a message's config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,13 @@ class NodeUnits:
 
     Attributes:
         client_fn: Makes the client of one unit from the node's `Context` and the unit's index. It
-            must use that unit's data only: neither another's, nor what another left behind.
-        count: How many units the node hosts, from its `Context` and the message's config. The
-            server may know the number, so it must not depend on who takes part.
-        train_many: Trains several units at once, for speed; None trains one by one. Units that it
-            leaves out are trained by `client_fn`, and so are all that are left if it raises. A row
-            must depend on that unit's data only, and so must leaving it out. Raising must depend
-            on nobody's data. Not used in slots, where the time of one would decide about others.
+            must use that unit's data only, and nothing that another unit left behind.
+        count: Returns the number of units from the node's `Context` and the message's config. The
+            server may learn it, so it must not depend on who takes part.
+        train_many: Trains several units at once, for speed; None: one by one. `client_fn` trains
+            the units that it leaves out, and all remaining ones if it raises. A row, or its
+            absence, must depend on that unit's data only. An exception must depend on nobody's
+            data. Not used in slots, where the time of one unit would decide about others.
     """
 
     client_fn: Callable[[Context, int], NumPyClient | Client]
@@ -69,11 +69,11 @@ class NodeUnits:
         """Return the one unit of a node that is a unit itself."""
         return cls(client_fn=lambda context, _: client_fn(context), count=lambda *_: 1)
 
-    def made(self, context: Context, unit: int) -> NumPyClient:
+    def client_of(self, context: Context, unit: int) -> NumPyClient:
         """Return the client of one unit.
 
         Raises:
-            TypeError: If `client_fn` returns something else.
+            TypeError: `client_fn` returns no client.
         """
         return numpy_client_of(self.client_fn(context, unit))
 
@@ -90,27 +90,27 @@ def sum_of_units(
     Privacy: for one unit on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms whatever the unit does: a unit that is not hosted, raises, or returns anything
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
-    This supposes that units do not meet in training, which `client_fn` and `train_many` promise.
-    Its weight is applied before it is clipped, as on a node of one unit. The noise is added by the
-    server, which is trusted with the sums. With a sampling rate the server is not told who took
-    part or how many did: the coins are secret and a reply has the same form for none as for all.
-    In slots a unit that overruns its own contributes zero, alone. Without them how long it took is
-    not hidden from the server, nor ever that a sum without any unit is zero.
+    This supposes that units do not meet in training, as `client_fn` and `train_many` promise. A
+    unit's weight is applied before it is clipped, as on a node of one unit. The server, which is
+    trusted with the sums, adds the noise. With a sampling rate the server is not told who took part
+    or how many did: the coins are secret and a reply has the same form for none as for all. In
+    slots a unit that overruns its own contributes zero, alone. Without slots the time of training
+    is not hidden from the server. A sum without any unit is zero, which is never hidden.
 
     Args:
-        instruction: With `units` or a `sampling_rate`, and a bundle.
-        model: As sent by the server.
-        config: Of the message; each client gets a copy.
-        context: The node's; shared by its units.
-        units: Whom the node hosts; of more than `max_units` those beyond take no part.
+        instruction: An instruction with `units` or a `sampling_rate`, and a bundle.
+        model: The model as the server sent it.
+        config: The message's config; each client gets a copy.
+        context: The node's context, shared by its units.
+        units: The hosted units; those beyond `max_units` take no part.
 
     Returns:
         The sum of updates as `ClippedSum.steps` gives it, and the metrics of the reply: the sums of
-        scalars and, if utilities are asked for, one a unit asked, NaN where there is none.
+        scalars and, if utilities are asked for, one per unit asked, NaN where there is none.
 
     Raises:
-        ValueError: If the instruction contradicts itself. It never depends on a unit.
-        Overrun: If a slot began late.
+        ValueError: The instruction contradicts itself. It never depends on a unit.
+        Overrun: A slot began late.
     """
     bundle = _bundle_of(instruction)
     hosted = min(units.count(context, config), instruction.max_units)
@@ -118,13 +118,13 @@ def sum_of_units(
     chosen = _chosen(instruction, hosted)
     for unit in chosen:
         if 0 <= unit < hosted:
-            node.left.append(unit)  # until it is in the sums: no unit is added twice
+            node.remaining.append(unit)  # until it is in the sums: no unit is added twice
         else:
             logger.warning("this node does not host unit %d, which contributes zero", unit)
 
     def train(unit: int) -> TrainedUnit:
         with own_chance():
-            return train_unit(units.made(context, unit), model, config)
+            return train_unit(units.client_of(context, unit), model, config)
 
     slots = present_slots()
     if slots is not None:
@@ -134,16 +134,16 @@ def sum_of_units(
             Contained("training units together failed: those left are trained one by one"),
             own_chance(),
         ):
-            for rows in units.train_many(context, tuple(node.left), model, dict(config)):
+            for rows in units.train_many(context, tuple(node.remaining), model, dict(config)):
                 node.add_rows(rows)
     line = unless_simulated(_FAILED)
-    for unit in tuple(node.left):
+    for unit in tuple(node.remaining):
         with Contained(line, unit) as attempt:
             node.add(unit, train(unit))
         if attempt.failure is not None:
             node.failures.append(attempt.failure)
     if node.failures:
-        note_failure(node.failures[0], of_all=len(node.failures) == len(chosen))
+        note_failure(node.failures[0], whole_node=len(node.failures) == len(chosen))
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
     if instruction.utility is not None:
         metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
@@ -154,12 +154,12 @@ class _NodeSums:
     """A node's sums over its units; a unit is in all of them or in none.
 
     Attributes:
-        instruction: As sent.
-        model: As sent.
+        instruction: The round's instruction.
+        model: The received model.
         sums: Clipped updates and their scalars.
-        utilities: Of the units that were trained.
-        left: Units that take part and are in no sum yet.
-        failures: What was raised, one for each unit that failed.
+        utilities: Utilities of the units that were trained.
+        remaining: Units that take part and are in no sum yet.
+        failures: The exception of each unit that failed.
     """
 
     def __init__(
@@ -171,38 +171,38 @@ class _NodeSums:
         self.model = model
         self.sums = BundleSum(bundle, layout, layout.flatten(model))
         self.utilities: dict[int, float] = {}
-        self.left: list[int] = []
+        self.remaining: list[int] = []
         self.failures: list[BaseException] = []
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""
         measured = trained.measured(self.sums.bundle)
-        # A report does not depend on how training went: one record could spoil that alone.
+        # Before the arrays are checked: one record could spoil these, and not the report.
         self.utilities[unit] = self._utility(trained)
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
-        norm = self.sums.add(arrays, measured)  # last of what may fail
+        norm = self.sums.add(arrays, measured)  # nothing after it may fail
         self._log_unless_finite(unit, norm)
 
     def add_in(self, slots: Slots, train: Callable[[int], TrainedUnit]) -> None:
-        """Train the units that are left, each in its slot and a process of its own, and add them.
+        """Train the remaining units, each in its slot and a process of its own, and add them.
 
         Raises:
-            Overrun: If a slot began late.
+            Overrun: A slot began late.
         """
         layout = self.sums.updates.layout
         size = layout.size + self.sums.bundle.scalars
-        done: dict[int, NDArray[np.float64]] = {}
-        # As many slots as a node may host: how many it does host decides about no unit's time.
+        sums: dict[int, NDArray[np.float64]] = {}
+        # There are `max_units` slots, so that no unit's time depends on the number of units.
         for unit, until in slots.waited(self.instruction.max_units):
-            if unit not in self.left:
+            if unit not in self.remaining:
                 continue
             summed = Apart(partial(self._alone, unit, train), size, until=until).result()
             if summed is None:
                 logger.error("unit %d failed or overran its slot, and contributes zero", unit)
             else:
-                done[unit] = summed
-        self.left = []
-        for unit, summed in done.items():
+                sums[unit] = summed
+        self.remaining = []
+        for unit, summed in sums.items():
             arrays = layout.in_float64().unflatten(summed[: layout.size])
             try:
                 self.sums.add_node(arrays, summed[layout.size :].tolist(), max_units=1)
@@ -210,19 +210,18 @@ class _NodeSums:
                 logger.exception("unit %d contributes zero", unit)
 
     def _alone(self, unit: int, train: Callable[[int], TrainedUnit]) -> NDArray[np.float64]:
-        """Return the sums of one unit alone, flat."""
         node = _NodeSums(self.instruction, self.sums.bundle, self.model)
         node.add(unit, train(unit))
         return np.concatenate([node.sums.updates.total, node.sums.scalars])
 
     def add_rows(self, rows: TrainedRows) -> None:
-        """Add units that were trained together; one whose report is no report contributes zero.
+        """Add units that were trained together; one with an invalid report contributes zero.
 
         Raises:
-            ValueError: If a unit is not left to be trained, or comes twice, or the rows are no
+            ValueError: A unit is not among the remaining ones, or comes twice, or the rows are no
                 models. Nothing was added.
         """
-        if len(set(rows.units)) < len(rows.units) or not set(rows.units) <= set(self.left):
+        if len(set(rows.units)) < len(rows.units) or not set(rows.units) <= set(self.remaining):
             raise ValueError("train_many returned a unit twice, or one that it was not asked for")
         accepted: list[tuple[int, int, dict[str, float]]] = []
         weights: list[float] = []
@@ -235,21 +234,22 @@ class _NodeSums:
                 accepted.append((row, unit, measured))
             if attempt.failure is not None:
                 self.failures.append(attempt.failure)
-        places = [row for row, _, _ in accepted]
-        vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
+        vectors = rows.vectors
+        if len(accepted) < len(rows.units):
+            vectors = vectors[[row for row, _, _ in accepted]]
         norms = self.sums.add_rows(
             self._weighted(vectors, np.array(weights)),
             [measured for _, _, measured in accepted],
         )
         self.utilities |= utilities
-        self.left = [unit for unit in self.left if unit not in set(rows.units)]
+        self.remaining = [unit for unit in self.remaining if unit not in set(rows.units)]
         for (_, unit, _), norm in zip(accepted, norms, strict=True):
             self._log_unless_finite(unit, norm)
 
     def _weighted(
         self, vectors: NDArray[np.floating], weights: NDArray[np.float64]
     ) -> NDArray[np.floating]:
-        """Return what `TrainedUnit.weighted_arrays` returns, for rows."""
+        """Return the rows of `TrainedUnit.weighted_arrays`."""
         light = weights != 1.0
         if not light.any():
             return vectors
@@ -266,15 +266,13 @@ class _NodeSums:
 
     def _utility(self, report: UnitReport) -> float:
         name = self.instruction.utility
-        return math.nan if name is None else report.utility(name)
+        if name is None:
+            return math.nan
+        return report.utility(name)
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
-    """Check what is asked of a node with several units.
-
-    Raises:
-        ValueError: If it contradicts itself.
-    """
+    """Return the bundle of an instruction to a node with several units, after checks."""
     if instruction.bundle is None:
         raise ValueError("to sum its units a node needs to know how to clip them: send a bundle")
     if instruction.units is not None:

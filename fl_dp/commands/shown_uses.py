@@ -92,7 +92,7 @@ def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
         ledger.require_owed()
         lines: list[RenderableType] = [*node_uses_tables(ledger, cap), "Chain verified"]
         if witness is not None:
-            lines.append(f"Compared and in agreement: its witness {witness.place}")
+            lines.append(f"Compared and in agreement: its witness {witness.location}")
         if ledger.revoked is not None:
             lines.append(f"Every use was revoked on {ledger.revoked}: nothing is charged any more")
         return ShownLedger(document=node_uses_json(ledger, cap), lines=lines)

@@ -1,8 +1,8 @@
 """The user as whom apps run: work is done in its place, beside each of its processes.
 
-What a process may do follows from its user, from its namespaces and from rights that it was given.
-A forked child becomes the user in the network and the mounts of each of its processes; which rights
-these have is read from `/proc`.
+A process's user, its namespaces and rights given to it decide what it may do. A forked child
+becomes the user in the network and the mounts of each of its processes. Their rights are read from
+`/proc`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AppUser(NamedTuple):
         """Return a user by name or number.
 
         Raises:
-            ValueError: If there is none, or it is root, from whom nothing is kept.
+            ValueError: There is no such user, or it is root, who may do anything.
         """
         try:
             entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
@@ -50,16 +50,16 @@ def done_beside(user: AppUser, work: Callable[[], object]) -> Iterator[Any]:
     """Do work as a user, beside each of its processes; without one, from here.
 
     Args:
-        user: Whom a child becomes.
-        work: Returns what JSON can hold. A child that entered another file system loads no module,
-            so all that it needs is imported.
+        user: The user that a child becomes.
+        work: Returns a value that JSON can hold. A child in another file system loads no module, so
+            the work's modules have to be imported already.
 
     Yields:
-        What the work has returned there.
+        The result of the work beside each process.
 
     Raises:
-        PermissionError: If this process can't become that user.
-        RuntimeError: If a child failed.
+        PermissionError: This process can't become that user.
+        RuntimeError: A child failed.
     """
     if os.geteuid() not in (0, user.uid):
         raise PermissionError("only root can try what another user can do: start this with sudo")
@@ -79,14 +79,14 @@ def rights_of_processes(uid: int) -> Iterator[str]:
 
 @contextmanager
 def stand_in(owner: int) -> Iterator[int]:
-    """Run a process of the gate's user, and give its id: the gate itself does not run yet."""
+    """Run a process of the gate's user, as the gate itself does not run yet, and yield its id."""
     ready, says_ready = os.pipe()
     ends, says_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(says_end)
         _become(AppUser(owner, owner, ()))
-        # As after an exec: who becomes another user is closed to all but root until then.
+        # As after an exec: until then only root may reach a process that changed its user.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
         os.write(says_ready, b"1")
         os.read(ends, 1)
@@ -102,8 +102,7 @@ def stand_in(owner: int) -> Iterator[int]:
 
 
 def _processes(uid: int) -> dict[int, dict[str, str]]:
-    """Return the status of each process of a user."""
-    found = {}
+    statuses = {}
     for folder in PROCESSES.iterdir():
         if not folder.name.isdigit():
             continue
@@ -113,35 +112,32 @@ def _processes(uid: int) -> dict[int, dict[str, str]]:
             continue
         status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
         if str(uid) in status["Uid"].split():
-            found[int(folder.name)] = status
-    return found
+            statuses[int(folder.name)] = status
+    return statuses
 
 
 def _neighbors(uid: int) -> list[int]:
-    """Return one process of a user for each pair of network and mounts; 0 where there is none."""
+    """Return one process of a user for each pair of network and mounts; [0] where there is none."""
     if os.geteuid() != 0:
-        return [0]  # whose namespaces only root may enter
-    found: dict[tuple[str, str], int] = {}
+        return [0]  # only root may enter other namespaces
+    processes: dict[tuple[str, str], int] = {}
     for process in _processes(uid):
         spaces = PROCESSES / str(process) / "ns"
         try:
             pair = str((spaces / "net").readlink()), str((spaces / "mnt").readlink())
         except OSError:  # it has ended
             continue
-        found.setdefault(pair, process)
-    return list(found.values()) or [0]
+        processes.setdefault(pair, process)
+    return list(processes.values()) or [0]
 
 
 def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> Any:
     """Do work in a child that is another user.
 
     Args:
-        neighbor: Process whose namespaces it enters; 0: it stays in those of this process.
-        user: Whom it becomes.
-        work: What it does.
-
-    Raises:
-        RuntimeError: If the child failed.
+        neighbor: Process whose namespaces the child enters; 0: it stays in those of this process.
+        user: The user that it becomes.
+        work: The work.
     """
     arrives, leaves = os.pipe()
     child = os.fork()
@@ -157,8 +153,8 @@ def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> An
             traceback.print_exc()
             os._exit(1)
     os.close(leaves)
-    with os.fdopen(arrives) as told:
-        text = told.read()
+    with os.fdopen(arrives) as stream:
+        text = stream.read()
     _, status = os.waitpid(child, 0)
     if status:
         raise RuntimeError(f"what an app could do was not tried beside process {neighbor}")
@@ -166,11 +162,7 @@ def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> An
 
 
 def _enter(process: int) -> None:
-    """Enter the network and the mounts of a process.
-
-    Raises:
-        OSError: If this process may not.
-    """
+    """Enter the network and the mounts of a process."""
     library = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
     descriptor = os.pidfd_open(process)
     if library.setns(descriptor, _NEW_MOUNTS | _NEW_NETWORK) != 0:
@@ -180,7 +172,6 @@ def _enter(process: int) -> None:
 
 
 def _become(user: AppUser) -> None:
-    """Become a user for good."""
     if os.geteuid() == 0:
         os.setgroups(user.groups)
         os.setgid(user.gid)

@@ -1,7 +1,7 @@
 """A gated connection: Flower's eight functions, with the owner's gate between them and the server.
 
-In: a message is fetched whole, checked and paid for before Flower hears of it. Out: of a reply all
-objects are taken, none is sent on, and the gate's own answer leaves by the real functions.
+Incoming messages are fetched whole, checked and paid for before Flower gets them. All objects of a
+reply are taken and none is sent on; the gate's own answer leaves by the real functions.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from .judged_run import JudgedRun
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _WIDER = 8  # times the bytes of a model: float64 for float16, and as much again
-_SLACK = 1 << 20  # bytes besides
-_MOST_MORE = 1_000  # objects of a reply, besides those of the message
+_SLACK = 1 << 20  # bytes in addition
+_MOST_MORE = 1_000  # objects of a reply in addition to those of the message
 
 
 @dataclass(kw_only=True)
 class _Reply:
-    """A reply of the app on its way, as far as it has come.
+    """The app's reply, as far as it has arrived.
 
     Attributes:
         tree: Ids of its objects.
         ids: The same as a set.
-        limit: Bytes beyond which it is no model of this message.
-        contents: Bytes of each object that came.
-        size: Number of bytes that came.
+        limit: Bytes above which it is no model of this message.
+        contents: Bytes of each object that arrived.
+        size: Number of bytes that arrived.
     """
 
     tree: ObjectTree
@@ -64,7 +64,7 @@ class _Reply:
     size: int = 0
 
     def message(self) -> Message | None:
-        """Return the reply; None: nobody can read it."""
+        """Return the reply; None: it can't be read."""
         with Contained("the app's reply can't be read") as attempt:
             if self.size > self.limit:
                 raise ValueError(f"it is larger than {self.limit:,} bytes")
@@ -78,13 +78,13 @@ class _Passed:
     """A message that the app has.
 
     Attributes:
-        exchange: Ends with its answer.
-        came_as: Its id at the server.
-        parts: What Flower has of it.
+        exchange: The exchange, which ends with its answer.
+        server_id: Its id at the server.
+        parts: The parts that Flower has of it.
     """
 
     exchange: Exchange
-    came_as: str
+    server_id: str
     parts: Parts
 
 
@@ -92,22 +92,16 @@ class GatedConnection:
     """One SuperNode's connection. Flower works on one message at a time."""
 
     def __init__(self, gate: Gate, real: Connection, abandon: Callable[[], None]) -> None:
-        """Stand before a connection.
-
-        Args:
-            gate: Judges messages and replies.
-            real: Flower's own connection.
-            abandon: Ends this SuperNode.
-        """
+        """Stand before a connection."""
         self._gate, self._real, self._abandon = gate, real, abandon
         self._passed: _Passed | None = None
         self._dropped_a_spare = False
-        self._replies: dict[str, _Reply] = {}  # by the session of the gate's own
-        self._runs: dict[int, JudgedRun] = {}  # as they were at first
+        self._replies: dict[str, _Reply] = {}  # by the gate's own session
+        self._runs: dict[int, JudgedRun] = {}  # as first received
         self._lock = threading.Lock()  # Flower pushes from several threads
 
     def functions(self) -> Connection:
-        """Return what Flower gets in place of its own connection."""
+        """Return the functions that Flower gets instead of its own connection."""
         return Connection(
             node_id=self._real.node_id,
             receive=self.receive,
@@ -123,28 +117,28 @@ class GatedConnection:
         """Return the next message that the app may have, after all others were answered."""
         if self._passed is not None:  # Flower has given up on it
             self._end(None)
-        got = self._real.receive()
-        if got is None:
+        received = self._real.receive()
+        if received is None:
             return None
-        shell, tree = got
-        run, came_as = shell.metadata.run_id, shell.metadata.message_id
+        shell, tree = received
+        run, server_id = shell.metadata.run_id, shell.metadata.message_id
         try:
             asked = pulled(shell, tree, lambda object_id: self._real.pull_object(run, object_id))
             judged = self._judged(run)
-        except Exception:  # whatever hostile bytes make Flower raise
+        except Exception:  # hostile bytes may make Flower raise anything
             logger.exception("a message can't be read, and is refused")
             refused = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "unreadable")
-            self._real.confirm_message_received(run, came_as)
+            self._real.confirm_message_received(run, server_id)
             self._release(Message(refused, reply_to=shell))
             return None
         confirmed = False
 
         def release(answer: Message) -> None:
             if not confirmed:
-                self._real.confirm_message_received(run, came_as)
-            # Anew, at the moment of its leaving: a message says when it was made.
-            made = answer.error if answer.has_error() else answer.content
-            self._release(Message(made, reply_to=asked))
+                self._real.confirm_message_received(run, server_id)
+            # Made again at the moment it leaves, as a message says when it was made.
+            content = answer.error if answer.has_error() else answer.content
+            self._release(Message(content, reply_to=asked))
 
         ruling = self._gate.judge(asked, judged)
         exchange = Exchange(
@@ -155,14 +149,14 @@ class GatedConnection:
             return None
         confirmed = True  # by Flower, once it has all objects
         parts = handed_to_app(asked, for_app.content)
-        self._passed = _Passed(exchange=exchange, came_as=came_as, parts=parts)
+        self._passed = _Passed(exchange=exchange, server_id=server_id, parts=parts)
         return parts.shell, parts.tree
 
     def confirm(self, run_id: int, message_id: str) -> None:
         """Confirm a message by the id that the server knows."""
         passed = self._passed
         if passed is not None and message_id == passed.parts.tree.object_id:
-            message_id = passed.came_as
+            message_id = passed.server_id
         self._real.confirm_message_received(run_id, message_id)
 
     def pull_object(self, run_id: int, object_id: str) -> bytes:
@@ -197,7 +191,7 @@ class GatedConnection:
     def dropped_a_spare(self) -> bool:
         """Tell, once, whether a spare message was dropped and the app's reply is still to come.
 
-        An app that goes on after its reply can send more while another one works.
+        An app that continues after its reply can send more while another one works.
         """
         dropped, self._dropped_a_spare = self._dropped_a_spare, False
         return dropped and self._passed is not None
@@ -207,19 +201,21 @@ class GatedConnection:
         with self._lock:
             reply = self._replies[session]
             reply.size += len(content or b"")
-            reply.contents[object_id] = content if reply.size <= reply.limit else b""
+            if reply.size > reply.limit:
+                content = b""
+            reply.contents[object_id] = content
             if reply.contents.keys() != reply.ids:
                 return
             del self._replies[session]
         self._end(reply.message())
 
     def get_run(self, run_id: int) -> Run:
-        """Return a run, of the app that the gate has judged."""
+        """Return a run, with the app that the gate has judged."""
         run = self._real.get_run(run_id)
         judged = self._require_same(run_id, run.fab_hash)
         if run.override_config != judged.overrides:
             raise PermissionError(f"the server has changed the configuration of run {run_id}")
-        # From these the app's process finds the folder of its code: they are the bundle's own.
+        # The app's process finds the folder of its code by these, so they are the bundle's own.
         run.fab_id, run.fab_version = judged.app.name, judged.app.version
         return run
 
@@ -230,21 +226,17 @@ class GatedConnection:
         return fab
 
     def _require_same(self, run_id: int, fab_hash: str) -> JudgedRun:
-        """Return what was judged, and refuse another app than that.
-
-        Raises:
-            PermissionError: If it is another one.
-        """
+        """Return the judged run, and refuse another app."""
         judged = self._runs.get(run_id)
         if judged is None or judged.app.fab_hash != fab_hash:
             raise PermissionError(f"the server has changed the app of run {run_id}")
         return judged
 
     def _judged(self, run_id: int) -> JudgedRun:
-        """Return a run: what its bundle says of itself, and the bundle's own hash.
+        """Return a run with the bundle's own name, version and hash.
 
         Raises:
-            ValueError: If the bundle can't be read, or is not what the run names.
+            ValueError: The bundle can't be read, or is not what the run names.
         """
         if run_id not in self._runs:
             run = self._real.get_run(run_id)
@@ -263,18 +255,16 @@ class GatedConnection:
         return self._runs[run_id]
 
     def _end(self, reply: Message | None) -> None:
-        """End the present exchange with the app's reply."""
         passed = self._passed
-        assert passed is not None  # whoever calls has looked
+        assert passed is not None  # callers have checked
         self._replies.clear()
         passed.exchange.end(reply)
         self._passed = None
 
     def _release(self, answer: Message) -> None:
-        """Send a message that the gate has made."""
         run = answer.metadata.run_id
         parts = parts_of(answer)
-        # Not the time that the app took, which depends on data.
+        # 0.0 instead of the time that the app took, which depends on data.
         wanted, session = self._real.send(parts.shell, parts.tree, 0.0)
         push(
             [item for item in parts.contents.items() if item[0] in wanted],

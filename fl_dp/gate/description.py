@@ -1,4 +1,4 @@
-"""What a gate will and will not do, in plain words, before it is started."""
+"""Description of a gate's behaviour in plain words, before it is started."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _PROMISES = {
 
 
 def describe_gate(policy: GatePolicy) -> PolicyDescription:
-    """Say what a gate with this policy will do, after looking at the files that it names."""
+    """Describe what a gate with this policy does, after a look at the files that it names."""
     keys = policy.keys
     of_records = keys.promise is Promise.RECORD
     limits = describe_limits(NodeConfig.of(policy.node_config))
     room, lack = _room(policy)
+    on_apps = _of_named_app(policy) if of_records else _of_any_app(policy)
     sentences = (
-        *(_of_named_app(policy) if of_records else _of_any_app(policy)),
+        *on_apps,
         f"Each training is answered {keys.answer_after:g} s after it came, and an app that failed "
         "or is late by the unchanged model",
         "Nothing else of a reply leaves but what a line of this policy names",
@@ -39,7 +40,7 @@ def describe_gate(policy: GatePolicy) -> PolicyDescription:
 
 
 def _room(policy: GatePolicy) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a sentence of how many answers the cap has room for, and what is wrong with it."""
+    """Return a sentence on how many answers fit into the cap, and what is wrong with it."""
     cap = NodeConfig.of(policy.node_config).cap
     if policy.keys.promise is not Promise.LOCAL or cap is None:
         return (), ()

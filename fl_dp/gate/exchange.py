@@ -1,6 +1,6 @@
 """One message at the gate: the owner's mods run in a thread, and the app is their inner handler.
 
-Where a mod calls the handler, the message goes to the SuperNode, and the thread waits for the app's
+When a mod calls the handler, the message goes to the SuperNode. The thread waits for the app's
 reply or for the end of the app's time. The answer leaves at a public instant, whatever the app did.
 """
 
@@ -20,14 +20,14 @@ from fl_dp.user_code import Contained
 logger = logging.getLogger("flwr.fl_dp.client")
 
 LATE = "the app gave no answer in its time"
-"""What is logged of an app for which the gate has answered."""
+"""Log text for an app for which the gate has answered."""
 
-_OF_THE_APP = 0.8  # of the time until the answer; the rest is for the noise
+_OF_THE_APP = 0.8  # share of the time until the answer; the rest is for the noise
 _GRACE = 120.0  # seconds; Flower notices within a minute that an app's process has ended
 
 
 class Exchange:
-    """A message that was received, until its answer has left."""
+    """A received message, until its answer has left."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Exchange:
         answer_after: float | None,
         abandon: Callable[[], None],
     ) -> None:
-        """Take the message.
+        """Store the message's handlers.
 
         Args:
-            respond: Answers it around a handler, which stands for the app; it never raises.
+            respond: Answers it around a handler, which represents the app. It never raises.
             release: Sends the answer.
-            answer_after: Seconds until the answer leaves; None: at once, as no app is asked.
+            answer_after: Seconds until the answer leaves. None: at once, as no app is asked.
             abandon: Ends this SuperNode, whose app never comes back.
         """
         self._began, self._answer_after = clock.now(), answer_after
@@ -50,14 +50,14 @@ class Exchange:
         self._for_app: Message | None = None
         self._passed_on = threading.Event()  # or answered without the app
         self._reply: Message | None = None
-        self._is_over = False  # what the app replies from now on is not used
+        self._is_over = False  # then later replies of the app are not used
         self._lock = threading.Lock()
         self._signal: int | None
         self._arrived, self._signal = os.pipe()
         self._thread = threading.Thread(target=self._work, name="gate", daemon=True)
 
     def begin(self) -> Message | None:
-        """Run the mods, and return what the app gets; None: it was answered without the app."""
+        """Run the mods, and return the app's message; None: it was answered without the app."""
         self._thread.start()
         self._passed_on.wait()
         if self._for_app is None:
@@ -65,16 +65,16 @@ class Exchange:
         return self._for_app
 
     def end(self, reply: Message | None) -> None:
-        """Take the app's reply, the first one alone, and wait until the answer has left.
+        """Take the app's first reply, and wait until the answer has left.
 
         Args:
-            reply: None: the app gave none that can be read.
+            reply: The reply. None: the app gave none that can be read.
         """
         with self._lock:
             if not self._is_over:
                 self._is_over, self._reply = True, reply
             if self._signal is not None:
-                os.close(self._signal)  # which can be read at the other end
+                os.close(self._signal)  # the other end sees it
                 self._signal = None
         self._thread.join()
 
@@ -95,19 +95,19 @@ class Exchange:
     def _wait_until_due(self) -> None:
         if self._answer_after is None:
             return
-        left = self._began + self._answer_after - clock.now()
-        if left < 0.0:
-            logger.error("an answer is %.3g s late: dp-gate-answer-after is too short", -left)
-        clock.sleep(left)
+        remaining = self._began + self._answer_after - clock.now()
+        if remaining < 0.0:
+            logger.error("an answer is %.3g s late: dp-gate-answer-after is too short", -remaining)
+        clock.sleep(remaining)
 
     def _hand_over(self, message: Message, context: Context) -> Message:
-        """Be the handler: let the app have the message, and return its reply.
+        """Hand the message to the app as the mods' handler, and return its reply.
 
         Raises:
-            TimeoutError: If it gives none in its time.
-            ValueError: If that can't be read.
+            TimeoutError: The app gives none in its time.
+            ValueError: The reply can't be read.
         """
-        assert self._answer_after is not None  # of what may reach an app
+        assert self._answer_after is not None  # set for messages that may reach an app
         self._for_app = message
         self._passed_on.set()
         until = self._began + _OF_THE_APP * self._answer_after

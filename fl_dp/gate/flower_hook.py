@@ -1,9 +1,9 @@
-"""The one hook into Flower's SuperNode: the connection over which all that leaves goes.
+"""The one hook into Flower's SuperNode: the connection by which everything leaves.
 
 Flower's main loop gets eight values from `_init_connection` and reaches the server by them alone.
-Content leaves by `send` and `push_object`. The gate wraps the connection. Everything of Flower that
-this relies on is imported and checked here: a version that was not tested, or another form, is
-refused at the start.
+Content leaves by `send` and `push_object`. The gate wraps the connection. All parts of Flower that
+this relies on are imported and checked here. At the start it refuses an untested version, or
+another form.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fl_dp.protocol.flower_compat import give_id
 from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flower
 
 # Relies on: the module whose main loop opens the connection by this name, messages that are trees
-# of objects named by their SHA-256, and what makes one of the other. Moved: read the main loop
-# again, and see whether anything leaves by another way.
+# of objects named by their SHA-256, and functions that convert them. Moved: read the main loop
+# again, and check whether anything leaves by another way.
 with parts_of_flower():
     from flwr.app.message.message import make_message, remove_content_from_message
     from flwr.common.config import get_fused_config_from_fab
@@ -64,7 +64,7 @@ _DEEPEST = 8  # message, content, record, array and piece are 5
 
 
 class Connection(NamedTuple):
-    """All ways between a SuperNode and the server, in the order of Flower's main loop."""
+    """All functions between a SuperNode and the server, in the order of Flower's main loop."""
 
     node_id: int
     receive: Callable[[], tuple[Message, ObjectTree] | None]
@@ -77,10 +77,10 @@ class Connection(NamedTuple):
 
 
 class Wrapped(Protocol):
-    """What stands between Flower's main loop and a connection."""
+    """The layer between Flower's main loop and a connection."""
 
     def functions(self) -> Connection:
-        """Return what the loop gets in place of the connection."""
+        """Return the functions that the loop gets instead of the connection."""
 
     def dropped_a_spare(self) -> bool:
         """Tell, once, whether a spare message was dropped and the app's reply is still to come."""
@@ -104,7 +104,7 @@ def supernode_behind_gate(wrap: Callable[[Connection], Wrapped]) -> Callable[[],
     """Return `flower-supernode`'s main, whose connection a gate wraps.
 
     Raises:
-        FlowerChanged: If this Flower is not one that the hook was tested with.
+        FlowerChanged: This Flower is not one that the hook was tested with.
     """
     require_known_flower()
     opened, pushes = supernode._init_connection, supernode._push_messages
@@ -117,7 +117,7 @@ def supernode_behind_gate(wrap: Callable[[Connection], Wrapped]) -> Callable[[],
             yield present[0].functions()
 
     def pushed_to_the_reply(*args: Any, **options: Any) -> None:
-        # The loop takes a spare message of an earlier app for the reply, and goes on.
+        # The loop mistakes a spare message of an earlier app for the reply, and continues.
         pushes(*args, **options)
         while present[0].dropped_a_spare():
             pushes(*args, **options)
@@ -132,12 +132,12 @@ def require_known_flower() -> None:
     """Check that this Flower's main loop reaches the server by its hook alone.
 
     Raises:
-        FlowerChanged: If the version was not tested, or the loop has another form.
+        FlowerChanged: The version was not tested, or the loop has another form.
     """
     version = flwr.__version__
     if ".".join(version.split(".")[:2]) not in TESTED or "dev" in version:
         raise FlowerChanged("a SuperNode that the gate was tested with")
-    # What another package has put in its place, such as a second gate, has another form.
+    # A replacement by another package, such as a second gate, has another form.
     parameters = tuple(inspect.signature(getattr(supernode, _OPENS)).parameters)
     if parameters != _PARAMETERS:
         raise FlowerChanged(f"{_OPENS} with the options {', '.join(_PARAMETERS)}")
@@ -149,24 +149,24 @@ def require_known_flower() -> None:
 
 
 def checked_connection(connection: object) -> Connection:
-    """Return what Flower's `_init_connection` yields, by name.
+    """Return the values of Flower's `_init_connection` by name.
 
     Raises:
-        FlowerChanged: If it is not a number and seven functions.
+        FlowerChanged: They are not a number and seven functions.
     """
     if not isinstance(connection, tuple) or len(connection) != len(Connection._fields):
         raise FlowerChanged("a connection of eight parts")
-    made = Connection(*connection)
-    if not isinstance(made.node_id, int) or not all(callable(each) for each in made[1:]):
+    named = Connection(*connection)
+    if not isinstance(named.node_id, int) or not all(map(callable, named[1:])):
         raise FlowerChanged("a connection of a number and seven functions")
-    return made
+    return named
 
 
 def ids_in(tree: ObjectTree, most: int = _MOST_OBJECTS) -> set[str]:
     """Return the ids of a tree's objects.
 
     Raises:
-        ValueError: If there are more than `most`.
+        ValueError: There are more than `most`.
     """
     nodes = list(islice(iterate_object_tree(tree), most + 1))
     if len(nodes) > most:
@@ -177,8 +177,8 @@ def ids_in(tree: ObjectTree, most: int = _MOST_OBJECTS) -> set[str]:
 def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
     """Fetch a message's objects and return the message with its content.
 
-    The SuperNode acts on the metadata of the shell, and the app on those of the content's root: the
-    two must agree.
+    The SuperNode uses the metadata of the shell, and the app those of the content's root: they must
+    agree.
 
     Args:
         shell: The message without its content, as the server sends it.
@@ -186,7 +186,7 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
         pull: Fetches one object.
 
     Raises:
-        ValueError: If it is too large, an object is not what its id says, or the metadata differ.
+        ValueError: It is too large, an object does not match its id, or the metadata differ.
     """
     arrived, lock = [0], threading.Lock()  # several threads pull
 
@@ -214,15 +214,15 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
 def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
     """Return the number of bytes that objects take once they are inflated.
 
-    An array names its pieces by their place in a list, and may name one a million times.
+    An array names its pieces by their index in a list, and may name one a million times.
 
     Args:
         root: Id of the object that holds all others.
         contents: Bytes of each object, by id.
 
     Raises:
-        ValueError: If they are nested more deeply than those of a message; whatever else hostile
-            bytes make Flower raise.
+        ValueError: They are nested more deeply than those of a message. Hostile bytes may make
+            Flower raise other errors.
     """
     sizes: dict[str, int] = {}
 
@@ -234,8 +234,8 @@ def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
             kind, children, _ = get_object_head_values_from_object_content(content)
             parts = [size_of(child, depth + 1) for child in children]
             if kind == Array.__qualname__:
-                places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-                parts = [parts[place] for place in places]
+                indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+                parts = [parts[index] for index in indices]
             sizes[object_id] = len(content) + sum(parts)
         return sizes[object_id]
 
@@ -247,12 +247,12 @@ def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYT
 
     Args:
         tree: Ids of its objects.
-        contents: Bytes of each of them.
-        most: Bytes that it may take once it is inflated.
+        contents: Bytes of each object, by id.
+        most: Largest number of bytes of the inflated message.
 
     Raises:
-        ValueError: If they are none, or it is larger; whatever else hostile bytes make Flower
-            raise.
+        ValueError: They are no message, or it is larger. Hostile bytes may make Flower raise other
+            errors.
     """
     if inflated_size(tree.object_id, contents) > most:
         raise ValueError(f"it is larger than {most:,} bytes")
@@ -263,12 +263,12 @@ def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYT
 
 
 def config_of_run(bundle: bytes, run: Run) -> dict[str, Any]:
-    """Return the configuration that the SuperNode tells an app besides its messages."""
+    """Return the configuration that the SuperNode gives an app besides its messages."""
     return dict(get_fused_config_from_fab(bundle, run))
 
 
 def handed_to_app(asked: Message, content: RecordDict) -> Parts:
-    """Return a message of the same metadata as the app gets it, with another content."""
+    """Return a message with the same metadata and another content, as the app gets it."""
     return parts_of(make_message(copy(asked.metadata), content))
 
 
@@ -279,8 +279,9 @@ def parts_of(message: Message) -> Parts:
         tree = get_object_tree(message)
         objects = get_all_nested_objects(message)
         contents = {object_id: part.deflate() for object_id, part in objects.items()}
-    shell = remove_content_from_message(message) if message.has_content() else message
-    return Parts(shell=shell, tree=tree, contents=contents)
+    if message.has_content():
+        message = remove_content_from_message(message)
+    return Parts(shell=message, tree=tree, contents=contents)
 
 
 def push(contents: Iterable[tuple[str, bytes]], push_object: Callable[[str, bytes], None]) -> None:

@@ -1,7 +1,7 @@
-"""Answers of a gate: the owner's mods around whatever app a message is for.
+"""Answers of a gate: the owner's mods around any app that a message is for.
 
-What no mod re-makes does not leave. Queries are closed, but for those that the gate answers itself:
-who it is, and the keys and shares of secure sums.
+Only answers that a mod makes leave. Queries are refused, except those that the gate answers itself:
+its introduction, and the keys and shares of secure sums.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .ways import Chain, Way, way_of
 logger = logging.getLogger("flwr.fl_dp.client")
 
 APP = "gate of fl-dp"
-"""What an identity query is told instead of an app."""
+"""Answer to an identity query, instead of an app's name."""
 
 
 class GateHost(ModHost):
-    """A gate as mods ask it: it knows the app, which runs in another process."""
+    """A gate as mods see it: it knows the app, which runs in another process."""
 
     def __init__(self, app: RunningApp, enforcement: Enforcement, message_id: str) -> None:
-        """Name the app, what keeps it to the policy, and the message."""
+        """Store the app, the enforcement of its policy, and the message's id."""
         self._app, self._enforcement, self._message_id = app, enforcement, message_id
 
     def running_app(self) -> RunningApp:
@@ -52,7 +52,7 @@ class GateHost(ModHost):
         return self._app
 
     def enforcement(self) -> Enforcement:
-        """Return what keeps the app to the charge."""
+        """Return the enforcement of the charge."""
         return self._enforcement
 
     def message_id(self) -> str:
@@ -60,7 +60,7 @@ class GateHost(ModHost):
         return self._message_id
 
     def apps_are_verified(self) -> bool:
-        """Return True: whichever app runs, none can leave out what the owner requires."""
+        """Return True: no app can leave out what the owner requires."""
         return True
 
     def apart(self, *work: Any, **options: Any) -> NoReturn:
@@ -74,11 +74,11 @@ class GateHost(ModHost):
 
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
-    """What becomes of one message, by the policy of the moment at which it came.
+    """Decision about one message, by the policy at its arrival.
 
     Attributes:
-        answer_after: Seconds until the answer leaves; None: at once, and no app is asked.
-        answer: Returns the answer around a handler, which lets the app have the message.
+        answer_after: Seconds until the answer leaves. None: at once, and no app is asked.
+        answer: Returns the answer around a handler, which hands the message to the app.
     """
 
     answer_after: float | None
@@ -86,38 +86,32 @@ class Ruling:
 
 
 class Gate:
-    """What the owner's policy makes of each message. It knows nothing of how messages travel.
+    """Decides about each message by the owner's policy. It does not know how messages travel.
 
     Attributes:
-        isolated: Whether root has tried, and found, that apps can't go around the gate.
+        isolated: Whether root has tried, and found, that apps can't bypass the gate.
     """
 
     def __init__(self, policy: Path, *, isolated: bool = False) -> None:
-        """Read the policy once, so that a wrong one is an error at the start.
+        """Read the policy once, so that an invalid one is an error at the start.
 
         Args:
-            policy: Its file, which is read again at every message.
-            isolated: Whether root has tried, and found, that apps can't go around the gate.
+            policy: The policy's file, which is read again at every message.
+            isolated: Whether root has tried, and found, that apps can't bypass the gate.
 
         Raises:
-            NodeConfigError: If it can't be read or can't be meant.
+            NodeConfigError: The policy can't be read or is invalid.
         """
         self._file, self.isolated = policy, isolated
         GatePolicy.read(policy)
 
     def _enforcement_of(self, way: Way) -> Enforcement:
-        """Return what keeps a promise."""
         if way.enforcement is not None:
             return way.enforcement
         return Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
     def judge(self, asked: Message, run: JudgedRun) -> Ruling:
-        """Return what becomes of a message.
-
-        Args:
-            asked: The message.
-            run: Of which run it is.
-        """
+        """Return the decision about a message."""
         try:
             policy = GatePolicy.read(self._file)
         except NodeConfigError as error:
@@ -125,22 +119,23 @@ class Gate:
             kind = type(error).__name__
             refusal = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=asked)
             return Ruling(answer_after=None, answer=lambda handler: refusal)
+        answer_after = policy.keys.answer_after if _may_reach_app(asked) else None
         return Ruling(
-            answer_after=policy.keys.answer_after if _may_reach_app(asked) else None,
+            answer_after=answer_after,
             answer=lambda handler: self._answer(asked, run, policy, handler),
         )
 
     def _answer(
         self, asked: Message, run: JudgedRun, policy: GatePolicy, handler: ClientAppCallable
     ) -> Message:
-        """Return what leaves the site in answer to a message.
+        """Return the message that leaves the site as the answer.
 
-        Privacy: under `local`, what `client_noise_mod` says of its reply, and under `distributed`
-        what `secure_sum_mod` says, for all data of this site and whatever the app does. Under
-        `clip` one reply moves the model by no more than the norm, and under `record` what the named
-        app promises to each record. Nothing of the app's reply is used but one model of the
-        message's form, and the numbers that the policy names; all else is constant, or depends on
-        the message and the owner's policy alone.
+        Privacy: under `local`, as `client_noise_mod` states of its reply, and under `distributed`
+        as `secure_sum_mod` does, for all data of this site and whatever the app does. Under `clip`
+        one reply moves the model by no more than the norm, and under `record` the named app's
+        promise to each record holds. Of the app's reply only a model of the message's form and the
+        numbers that the policy names are used. All else is constant, or depends on the message and
+        the owner's policy alone.
         """
         has_instruction = _has_instruction(asked)  # before a mod has changed the message
         context = Context(
@@ -148,7 +143,7 @@ class Gate:
             node_id=asked.metadata.dst_node_id,
             node_config=dict(policy.node_config),
             state=RecordDict(),
-            run_config=dict(run.config),  # which goes into the masks of a sum
+            run_config=dict(run.config),  # its digest goes into the masks of a sum
         )
         way = way_of(policy, run)
         chain = self._chain(asked, way, in_todays_names(handler))
@@ -156,8 +151,9 @@ class Gate:
         host = GateHost(run.app, self._enforcement_of(way), asked.metadata.message_id)
         with hosted_by(host):
             answer = guarded(chain.handler, [names, *chain.mods])(asked, context)
-        # A server that knows nothing of fl-dp expects no mark.
-        return mark(answer, self._enforcement_of(way)) if has_instruction else answer
+        if not has_instruction:
+            return answer  # a server without fl-dp expects no mark
+        return mark(answer, self._enforcement_of(way))
 
     def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
@@ -173,13 +169,14 @@ class Gate:
         return closed
 
     def _introduction(self, way: Way) -> ClientAppCallable:
-        """Return a handler of the identity query: what the gate does, whatever app is behind it."""
+        """Return a handler of the identity query that describes the gate, whatever the app."""
         handler = identity_handler(app=APP, abilities=way.abilities)
 
         def introduce(message: Message, context: Context) -> Message:
             reply = handler(message, context)
-            ((key, said),) = reply.content.config_records.items()
-            identity = replace(NodeIdentity.of(said), enforcement=self._enforcement_of(way))
+            ((key, config),) = reply.content.config_records.items()
+            enforcement = self._enforcement_of(way)
+            identity = replace(NodeIdentity.from_config(config), enforcement=enforcement)
             try:
                 way.require_rehearsed(config_of(message))
             except PolicyRefusal as refused:

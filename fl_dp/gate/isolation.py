@@ -1,15 +1,15 @@
-"""Isolation of apps from their gate: what an app could do around it, found by trying as its user.
+"""Isolation of apps from their gate, found by trying as the apps' user.
 
 A gate bounds what leaves through Flower. An app that reads the ledger, changes the gate's code or
-opens a socket of its own needs no Flower. Each of that is tried beside each process of the app's
+opens a socket of its own needs no Flower. All of these are tried beside each process of the app's
 user.
 
     >>> attempts = tried(AppUser.named("fl-dp-app-north"), guarded)
     >>> is_isolated(attempts)
     True
 
-Trying needs root, and a gate has no root. Root therefore leaves the result beside the policy, where
-a gate finds it at its start (`write_result`, `found_isolated`).
+Trying needs root, and a gate is not root. So root writes the result beside the policy, where a gate
+reads it at its start (`write_result`, `found_isolated`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from typing import NamedTuple, Self
 from .app_user import PROCESSES, AppUser, done_beside, rights_of_processes, stand_in
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SOCKETS = "net/unix"  # of a process: sockets of its network namespace, one a line
+_SOCKETS = "net/unix"  # of a process: sockets of its network namespace, one per line
 _LISTENS = 0x10000  # __SO_ACCEPTCON
-_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # documentation's
+_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # for documentation
 _PATIENCE = 3.0  # seconds for a connection
 _LONGEST_RESULT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarded:
-    """What an app must not reach on one machine.
+    """Everything that an app must not reach on one machine.
 
     Attributes:
         secrets: Files of the policy, the ledger, its witness and the keys.
-        unwritable: Files and folders that are public and must stay as they are.
-        home: Flower's own folder of the gate.
+        unwritable: Files and folders that are public and must not change.
+        home: The gate's Flower folder.
         code: Files and folders with the gate's code.
-        superlink: Host and port of the SuperLink; None: it is not known.
-        runtime_socket: Unix socket of the Runtime API, the one way that apps have; None: a port.
-        owner: User of the gate.
+        superlink: Host and port of the SuperLink. None: unknown.
+        runtime_socket: Unix socket of the Runtime API, the one way that apps have. None: a port.
+        owner: The gate's user.
     """
 
     secrets: tuple[Path, ...]
@@ -61,8 +61,8 @@ class Attempt(NamedTuple):
     """Something that an app could try.
 
     Attributes:
-        goal: What it tries, as a verb with its object.
-        successes: What it got at; empty: the machine prevents it.
+        goal: Its aim, as a verb with its object.
+        successes: The things it reached. Empty: the machine prevents it.
     """
 
     goal: str
@@ -77,54 +77,50 @@ def is_isolated(attempts: Iterable[Attempt]) -> bool:
 def tried(user: AppUser, guarded: Guarded) -> list[Attempt]:
     """Try everything as the app's user, beside each of its processes; without one, from here.
 
-    Args:
-        user: Whom the child becomes.
-        guarded: What is tried.
-
     Raises:
-        PermissionError: If this process can't become that user.
-        RuntimeError: If it could not be tried.
+        PermissionError: This process can't become that user.
+        RuntimeError: It could not be tried.
     """
-    found: dict[str, dict[str, None]] = {}
+    results: dict[str, dict[str, None]] = {}
     with stand_in(guarded.owner) as gate:
         trials = _Trials(guarded, gate)
         for attempts in done_beside(user, trials.run):
             for goal, successes in attempts:
-                found.setdefault(goal, {}).update(dict.fromkeys(successes))
-    found["do more than its user may"] = dict.fromkeys(rights_of_processes(user.uid))
-    return [Attempt(goal, tuple(successes)) for goal, successes in found.items()]
+                results.setdefault(goal, {}).update(dict.fromkeys(successes))
+    results["do more than its user may"] = dict.fromkeys(rights_of_processes(user.uid))
+    return [Attempt(goal, tuple(successes)) for goal, successes in results.items()]
 
 
 def code_of_gate() -> tuple[Path, ...]:
-    """Return where the code of this process lies."""
+    """Return the paths of the code of this process."""
     environment = Path(sys.prefix, "pyvenv.cfg")
     package = Path(__file__).parents[1]
-    places = [*map(Path, filter(None, sys.path)), package, Path(sys.executable), environment]
-    return tuple(place for place in places if place.exists())
+    paths = [*map(Path, filter(None, sys.path)), package, Path(sys.executable), environment]
+    return tuple(path for path in paths if path.exists())
 
 
 def result_file(policy: Path) -> Path:
-    """Return where the result of a check lies for the gate with a policy."""
+    """Return the file with the result of a check for the gate with a policy."""
     return policy.with_name(f"{policy.name}.isolation")
 
 
 def write_result(policy: Path, user: AppUser, guarded: Guarded, attempts: list[Attempt]) -> None:
-    """Leave the result for the gate that root starts next.
+    """Write the result for the gate that root starts next.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: It can't be written.
     """
     result = asdict(_Setting.of(user, guarded)) | {"isolated": is_isolated(attempts)}
     file = result_file(policy)
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         os.fchmod(descriptor, 0o644)  # whatever the umask is: the gate is another user
-        json.dump(result, written)
+        json.dump(result, stream)
 
 
 def found_isolated(policy: Path, user: AppUser, guarded: Guarded) -> bool:
-    """Tell whether root has checked this setting since the machine started, and it was in force."""
+    """Tell whether root has found this setting isolated since the machine started."""
     try:
         descriptor = os.open(result_file(policy), os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb") as file:
@@ -139,7 +135,7 @@ def found_isolated(policy: Path, user: AppUser, guarded: Guarded) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """What a result holds for: this start of the machine, and these users and places."""
+    """Conditions under which a result is valid: one start of the machine, its users and paths."""
 
     boot: str
     user: int
@@ -157,7 +153,7 @@ class _Setting:
 
 
 class _Trials:
-    """All that an app is thought to try. Names are looked up before the user changes."""
+    """Everything that an app may try. Names are looked up before the user changes."""
 
     def __init__(self, guarded: Guarded, gate: int) -> None:
         self._guarded, self._gate = guarded, gate
@@ -171,16 +167,15 @@ class _Trials:
         changed = guarded.secrets + guarded.unwritable
         if guarded.runtime_socket is not None:
             changed += (guarded.runtime_socket.parent,)
+        readable = _passing(guarded.secrets, _is_readable)
+        replaceable = _passing(changed, _is_replaceable)
+        home = _passing([guarded.home], _has_something_open)
+        code = _passing(guarded.code, _has_something_open)
         return [
-            Attempt(
-                "read the policy, the ledger, its witness or the keys",
-                _those(guarded.secrets, _is_readable),
-            ),
-            Attempt("change or replace one of them", _those(changed, _is_replaceable)),
-            Attempt(
-                "change Flower's folder of the gate", _those([guarded.home], _has_something_open)
-            ),
-            Attempt("change the gate's code", _those(guarded.code, _has_something_open)),
+            Attempt("read the policy, the ledger, its witness or the keys", readable),
+            Attempt("change or replace one of them", replaceable),
+            Attempt("change Flower's folder of the gate", home),
+            Attempt("change the gate's code", code),
             Attempt("signal the gate or read its memory", tuple(self._ways_into_gate())),
             Attempt("open a socket to another machine", tuple(self._ways_out())),
             Attempt("talk to another process of this machine", tuple(self._open_sockets())),
@@ -199,26 +194,26 @@ class _Trials:
 
     def _ways_out(self) -> Iterator[str]:
         for family, address in _ELSEWHERE:
-            # Sends nothing: the kernel says whether it has a way there.
+            # A datagram socket sends nothing here: the kernel says whether it has a route.
             if _connects(family, socket.SOCK_DGRAM, (address, 9)):
                 yield address
-        for family, place in self._superlink:
-            if _connects(family, socket.SOCK_STREAM, place):
-                yield f"the SuperLink at {place[0]}"
+        for family, endpoint in self._superlink:
+            if _connects(family, socket.SOCK_STREAM, endpoint):
+                yield f"the SuperLink at {endpoint[0]}"
 
     def _open_sockets(self) -> Iterator[str]:
         own = dict(_unix_sockets())
-        # Names that begin with @ are those of one network alone.
+        # Names that begin with @ belong to one network namespace alone.
         others = {name: kind for name, kind in self._sockets.items() if not name.startswith("@")}
         for name, kind in sorted((others | own).items()):
             if Path(name) == self._guarded.runtime_socket:
                 continue
-            place = f"\0{name[1:]}" if name.startswith("@") else name
-            if _connects(socket.AF_UNIX, kind, place):
+            address = f"\0{name[1:]}" if name.startswith("@") else name
+            if _connects(socket.AF_UNIX, kind, address):
                 yield name
 
 
-def _those(paths: Iterable[Path], test: Callable[[Path], bool]) -> tuple[str, ...]:
+def _passing(paths: Iterable[Path], test: Callable[[Path], bool]) -> tuple[str, ...]:
     return tuple(str(path) for path in paths if test(path))
 
 
@@ -231,30 +226,31 @@ def _is_readable(path: Path) -> bool:
 
 
 def _is_open(path: Path, status: os.stat_result) -> bool:
-    """Tell whether the present user can write, or could allow itself to."""
+    """Tell whether the present user can write, or could give itself the right."""
     return status.st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 def _is_replaceable(path: Path) -> bool:
     """Tell whether the present user can change a file, or put another one in its place."""
     for name in {path, path.resolve()}:
-        for place in (name, *name.parents):
+        for ancestor in (name, *name.parents):
             try:
-                status = place.stat()
+                status = ancestor.stat()
             except OSError:
-                continue  # not there, or not even that can be seen
-            # In a folder like /tmp nobody renames what is another's, but can add to it.
-            is_far_and_sticky = place not in (name, name.parent) and status.st_mode & stat.S_ISVTX
-            if not is_far_and_sticky and _is_open(place, status):
+                continue  # it does not exist, or not even that can be seen
+            # In a folder like /tmp users can add names, and can't rename those of others.
+            is_far = ancestor not in (name, name.parent)
+            is_far_and_sticky = is_far and status.st_mode & stat.S_ISVTX
+            if not is_far_and_sticky and _is_open(ancestor, status):
                 return True
     return False
 
 
-def _has_something_open(place: Path) -> bool:
+def _has_something_open(root: Path) -> bool:
     """Tell whether anything inside a folder can be changed, or the folder be replaced."""
-    if _is_replaceable(place):
+    if _is_replaceable(root):
         return True
-    for folder, folders, files in os.walk(place):
+    for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = Path(folder, name)
             try:
@@ -265,11 +261,11 @@ def _has_something_open(place: Path) -> bool:
     return False
 
 
-def _connects(family: int, kind: int, place: object) -> bool:
+def _connects(family: int, kind: int, address: object) -> bool:
     try:
-        with socket.socket(family, kind) as asking:
-            asking.settimeout(_PATIENCE)
-            asking.connect(place)  # type: ignore[arg-type]  # a text or a pair, by the family
+        with socket.socket(family, kind) as client:
+            client.settimeout(_PATIENCE)
+            client.connect(address)  # type: ignore[arg-type]  # a text or a pair, by the family
     except OSError:
         return False
     return True
@@ -278,10 +274,10 @@ def _connects(family: int, kind: int, place: object) -> bool:
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
     """Return the addresses of a host; none where its name can't be looked up."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [(family, place) for family, _, _, _, place in found]
+    return [(family, address) for family, _, _, _, address in entries]
 
 
 def _unix_sockets() -> Iterator[tuple[str, int]]:

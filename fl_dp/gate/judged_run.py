@@ -11,12 +11,12 @@ from fl_dp.clients.running_app import RunningApp
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRun:
-    """A run as the gate saw it first.
+    """A run as the gate first received it.
 
     Attributes:
-        app: Its app.
-        config: What the app is told besides its messages.
-        overrides: What of it the server said, and not the bundle.
+        app: The run's app.
+        config: Configuration that the app gets besides its messages.
+        overrides: The part of it that the server set, and not the bundle.
     """
 
     app: RunningApp

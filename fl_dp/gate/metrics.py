@@ -31,10 +31,10 @@ _EXAMPLES = "num-examples"
 
 
 def numbers_in(reply: Message, names: Iterable[str]) -> dict[str, float]:
-    """Return what a reply says under these names; what is no number is left out.
+    """Return a reply's numbers under these names; other values are left out.
 
     Raises:
-        ValueError: If it is an error, or has not exactly one MetricRecord.
+        ValueError: It is an error, or has not exactly one MetricRecord.
     """
     if reply.has_error():
         raise ValueError("the app replied with an error")
@@ -47,7 +47,7 @@ def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetri
     """Refuse numbers that the owner does not name, or names with another range.
 
     Raises:
-        PolicyRefusal: With the first of them.
+        PolicyRefusal: The text names the first of them.
     """
     by_name = {metric.name: metric for metric in allowed}
     for metric in asked:
@@ -63,19 +63,17 @@ def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetri
 def noised(
     metrics: Iterable[ScalarMetric], numbers: Mapping[str, float], bundle: GaussianBundle
 ) -> MetricRecord:
-    """Return numbers with the noise that a bundle has for them, and the weight of everybody.
+    """Return numbers with a bundle's noise, and the weight that every site has.
 
-    They may lie outside of their ranges: cut to them, a mean over sites would be off.
+    They may lie outside of their ranges: clipped, they would bias a mean over sites.
 
     Args:
-        metrics: Those of the bundle, in its order.
-        numbers: What was measured; one that is missing counts as the middle of its range.
-        bundle: With these metrics, and no other scalars.
+        metrics: The bundle's metrics, in order.
+        numbers: The measured numbers. A missing one counts as the middle of its range.
+        bundle: A bundle with these metrics, and no other scalars.
     """
-    values = bundle.scalar_values(0.0, numbers)
-    released = bundle.release_scalars(
-        bundle.scalar_steps(values), bundle.scalar_noise(SecureRandom())
-    )
+    steps = bundle.scalar_steps(bundle.scalar_values(0.0, numbers))
+    released = bundle.release_scalars(steps, bundle.scalar_noise(SecureRandom()))
     return _in_ranges(metrics, released)
 
 
@@ -87,13 +85,13 @@ def _in_ranges(metrics: Iterable[ScalarMetric], centred: Iterable[float]) -> Met
 
 
 def noised_evaluation(policy: GatePolicy, app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that answers with what an app has measured, bounded and noised.
+    """Return a handler that answers with an app's measurements, bounded and noised.
 
     Privacy: one answer is as private as one Gaussian of the owner's noise multiplier, for all that
-    the site holds, zero-out neighbours: with `d` numbers, each in [-1/2, 1/2], the site moves
-    the answer by `sqrt(d) / 2` at most. It is charged before the app is asked. An app that fails,
-    or answers with anything else, is answered for with noise around the middles of the ranges; so
-    is everything once the budget is spent.
+    the site holds, zero-out neighbours: with `d` numbers, each in [-1/2, 1/2], the site moves the
+    answer by `sqrt(d) / 2` at most. It is charged before the app is asked. If the app fails, or
+    answers with anything else, the answer is noise around the middles of the ranges; so it is once
+    the budget is spent.
     """
     metrics = policy.keys.evaluation
     longest = 0.5 * math.sqrt(len(metrics))
@@ -120,8 +118,8 @@ def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
     """Refuse an evaluation in a secure sum that the owner does not allow.
 
     Raises:
-        PolicyRefusal: If it asks for anything else than the owner's numbers in their ranges.
-        ValueError: If the message asks for nothing, or what can't be read.
+        PolicyRefusal: It asks for anything else than the owner's numbers in their ranges.
+        ValueError: The message asks for nothing, or can't be read.
     """
     require_allowed_query(_config_of(message), policy)
 
@@ -135,9 +133,9 @@ def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None
 
 
 def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that adds what an app has measured to a sum of means, as one client's.
+    """Return a handler that adds an app's measurements to a sum of means, as one client's.
 
-    Privacy: what is added is within the query's sensitivity, whatever the app answers; noise and
+    Privacy: the contribution is within the query's sensitivity, whatever the app answers; noise and
     masks are added around this handler. An app that fails adds zero.
     """
 
@@ -156,7 +154,9 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
 
 def _config_of(message: Message) -> Mapping[str, Any]:
     configs = without_terms(message.content).config_records
-    return only_record(configs, "ConfigRecord")[1] if configs else {}
+    if not configs:
+        return {}
+    return only_record(configs, "ConfigRecord")[1]
 
 
 def _query_in(config: Mapping[str, Any]) -> Evaluation:

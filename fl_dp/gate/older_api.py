@@ -26,14 +26,14 @@ def older_names(evaluation: Collection[str]) -> Mod:
     """Return a mod that answers messages of the older API under its names.
 
     Args:
-        evaluation: Names of the numbers that an evaluation may answer with.
+        evaluation: Names of the numbers that an evaluation may return.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Rename the records of a reply.
 
         Raises:
-            PolicyRefusal: If it is an evaluation, whose loss may not leave.
+            PolicyRefusal: It is an evaluation, whose loss may not leave.
         """
         prefix = _prefix_of(message)
         if prefix is None:
@@ -65,13 +65,15 @@ def in_todays_names(app: ClientAppCallable) -> ClientAppCallable:
 
 
 def _prefix_of(message: Message) -> str | None:
-    """Return how names of an answer begin; None: the message is of today's API."""
-    asked = [prefix for name, prefix in _ANSWERS.items() if name in message.content]
-    return asked[0] if asked else None
+    """Return the prefix of the answer's names; None: the message is of today's API."""
+    for name, prefix in _ANSWERS.items():
+        if name in message.content:
+            return prefix
+    return None
 
 
 def _in_older_names(content: RecordDict, prefix: str) -> RecordDict:
-    """Return an answer of the gate's as a server of the older API reads it."""
+    """Return a gate's answer in the form that a server of the older API reads."""
     numbers = dict(content.metric_records[METRICS_KEY])
     renamed = RecordDict()
     for arrays in content.array_records.values():
@@ -86,12 +88,7 @@ def _in_older_names(content: RecordDict, prefix: str) -> RecordDict:
 
 
 def _in_todays_names(content: RecordDict, prefix: str) -> RecordDict:
-    """Return an app's answer under the names of today's API.
-
-    Raises:
-        KeyError: If a record is missing.
-        ValueError: If the app says that it failed.
-    """
+    """Return an app's answer under the names of today's API."""
     if content.config_records[f"{prefix}.status"]["code"] != _OK:
         raise ValueError("the app replied with a status that is not OK")
     numbers = {

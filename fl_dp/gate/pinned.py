@@ -1,7 +1,6 @@
-"""What a named app is told: as its owner has written it down, and nothing of the server's choice.
+"""Configuration of a named app: as its owner has written it down, with no choice of the server's.
 
-Epsilon, seeds and epochs stand in a run's configuration or in a message, both of which come from
-the server.
+Epsilon, seeds and epochs come from a run's configuration or a message, both from the server.
 """
 
 from __future__ import annotations
@@ -28,46 +27,47 @@ def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:
     """Refuse a run with another configuration than the bundle's own and the owner's.
 
     Raises:
-        PolicyRefusal: With the first key that is set otherwise.
+        PolicyRefusal: The text names the first key with another value.
     """
     pinned = policy.keys.run_config
-    told = {key: run.config.get(key) for key in {*run.overrides, *pinned}}
-    _require_pinned(told, pinned, "dp-gate-run-config")
+    config = {key: run.config.get(key) for key in {*run.overrides, *pinned}}
+    _require_pinned(config, pinned, "dp-gate-run-config")
 
 
 def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
-    """Return what the app gets of a message: the model, and the owner's configuration.
+    """Return the content of a message for the app: the model, and the owner's configuration.
 
-    It is told the plan that it is charged for, by the key that fl-dp's own clients train by.
+    It includes the plan that is charged, under the key by which fl-dp's own clients train.
 
     Raises:
-        PolicyRefusal: If the message has anything else, or other values.
-        ValueError: If it has not exactly one model, or more than one configuration.
+        PolicyRefusal: The message has anything else, or other values.
+        ValueError: It has not exactly one model, or more than one configuration.
     """
     if message.metadata.message_type != MessageType.TRAIN:
         raise PolicyRefusal("the named app is asked to train alone, by no other name")
     if message.content.metric_records:
         raise PolicyRefusal("the message has metrics, which the owner has not pinned")
     key, model = only_record(message.content.array_records, "ArrayRecord")
-    told = config_of(message)
-    plan = plan_by_terms(told, policy)
+    config = config_of(message)
+    plan = plan_by_terms(config, policy)
     fixed: Config = {RECORD_PLAN_KEY: encode_text(plan)}
-    if _ROUND_KEY in told:
-        fixed[_ROUND_KEY] = _number_of_round(told[_ROUND_KEY])
+    if _ROUND_KEY in config:
+        fixed[_ROUND_KEY] = _number_of_round(config[_ROUND_KEY])
     pinned = policy.keys.message_config
-    others = {name: value for name, value in told.items() if name not in fixed}
+    others = {name: value for name, value in config.items() if name not in fixed}
     _require_pinned(dict.fromkeys(pinned) | others, pinned, "dp-gate-message-config")
     name = next(iter(message.content.config_records), "config")
     return RecordDict({key: model, name: ConfigRecord({**pinned, **fixed})})
 
 
 def plan_by_terms(config: Config, policy: GatePolicy) -> RecordPlan:
-    """Return the plan of a message, which has the owner's terms; without one the owner's.
+    """Return the plan of a message, which has the owner's terms; without one the owner's plan.
 
-    Its budget and its number of rounds are the server's: they limit its own training besides.
+    Its budget and its number of rounds are the server's, and limit the server's own training.
 
     Raises:
-        PolicyRefusal: If it has other terms: the server would state what the app does not do.
+        PolicyRefusal: It has other terms: the server would state something that the app does not
+            do.
     """
     own = policy.record_plan
     if RECORD_PLAN_KEY not in config:
@@ -88,18 +88,15 @@ def _number_of_round(value: object) -> int:
     return value
 
 
-def _require_pinned(told: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
+def _require_pinned(config: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
     """Refuse values that are not the owner's.
 
     Args:
-        told: What the server says.
-        pinned: What the owner says.
-        key: Of the policy.
-
-    Raises:
-        PolicyRefusal: With the first of them.
+        config: The server's values.
+        pinned: The owner's values.
+        key: The policy's key with the owner's values.
     """
-    for name, value in sorted(told.items()):
+    for name, value in sorted(config.items()):
         if name not in pinned:
             raise PolicyRefusal(f"the server sets {name!r:.50}, and {key} does not name it")
         if type(value) is not type(pinned[name]) or value != pinned[name]:

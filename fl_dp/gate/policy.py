@@ -1,7 +1,7 @@
 """The owner's policy of a gate: what may leave this site, whatever app the server sends.
 
 The file has the keys of a node's policy (`NodeConfig`) and those of the gate, which begin with
-`dp-gate-`. A node without a gate refuses such a file, as nothing there would keep to it.
+`dp-gate-`. A node without a gate refuses such a file, as nothing there would enforce it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fl_dp.plan.release import Release
 from fl_dp.protocol.instruction import NoiseInstruction
 
 GATE_PREFIX = f"{PREFIX}gate-"
-"""Of every key that a gate has besides those of a node."""
+"""Prefix of a gate's keys besides those of a node."""
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
 
@@ -95,13 +95,12 @@ _FULL_HASH = 64  # hexadecimal digits
 
 
 class Promise(StrEnum):
-    """What a gate does to an update before it leaves."""
+    """How a gate treats an update before it leaves."""
 
     LOCAL = "local"
     """It clips, and adds noise of its own: the server is not trusted."""
     DISTRIBUTED = "distributed"
-    """It clips, adds a share of noise and masks: nobody sees an update, and sums alone are opened.
-    """
+    """It clips, adds a share of noise and masks: sums alone are opened, and no update."""
     CLIP = "clip"
     """It clips alone: the server is trusted to add the noise."""
     RECORD = "record"
@@ -178,7 +177,7 @@ GATE_KEYS = {
     GATE_PREFIX + name.replace("_", "-"): str(field.description)
     for name, field in GateKeys.model_fields.items()
 }
-"""What the gate does with each key of its own, in Markdown."""
+"""Descriptions of the gate's own keys, in Markdown."""
 
 _SCHEME = "gaussian"  # whose multipliers are compared
 
@@ -190,10 +189,10 @@ KEYS_OF_APPS = (
     "dp-record-epsilon",
     "dp-require-privacy",
 )
-"""Keys that an app would have to keep to: a gate refuses them."""
+"""Keys that only an app could obey: a gate refuses them."""
 
 KEYS_OF_DATA = ("dp-data-path", "dp-data-schema")
-"""Those of them that say where an app of fl-dp finds its data, and promise nothing."""
+"""Those of them that locate the data of an app of fl-dp, and promise nothing."""
 
 KEYS_OF_SUMS = ("dp-secagg-colluding", "dp-secagg-min-sum", "dp-secagg-roster")
 """Keys of `distributed` alone."""
@@ -213,8 +212,8 @@ _LEDGER = {"dp-ledger-path": "/srv/private/ledger.db"}
 _CAP = {"dp-max-epsilon": "4.0"}
 _NEEDED = {
     Promise.LOCAL: _LEDGER | _CAP | _NORM | {_MULTIPLIER: "8.0"},
-    Promise.DISTRIBUTED: _LEDGER | _CAP | _NORM,  # how much noise a sum has, its charge says
-    Promise.CLIP: _LEDGER | _NORM,  # which says that the site relied upon the server
+    Promise.DISTRIBUTED: _LEDGER | _CAP | _NORM,  # a sum's charge decides its noise
+    Promise.CLIP: _LEDGER | _NORM,  # the ledger notes that the site relied upon the server
     Promise.RECORD: _LEDGER
     | _CAP
     | {
@@ -246,10 +245,10 @@ _BESIDE_THE_LEDGER = {
 
 @dataclass(frozen=True, kw_only=True)
 class GatePolicy:
-    """What one gate does.
+    """The policy of one gate.
 
     Attributes:
-        keys: Those of the gate alone.
+        keys: The gate's own keys.
         node_config: The other keys, as a node's mods read them.
     """
 
@@ -261,12 +260,12 @@ class GatePolicy:
         """Read a policy's file.
 
         Raises:
-            NodeConfigError: If it can't be read or can't be meant.
+            NodeConfigError: It can't be read or is invalid.
         """
-        known = (POLICY_KEYS.keys() - {POLICY_PATH_KEY}) | GATE_KEYS.keys()
-        written = policy_in_file(str(file), known)
-        own = {key: value for key, value in written.items() if key in GATE_KEYS}
-        others = {key: value for key, value in written.items() if key not in GATE_KEYS}
+        allowed = (POLICY_KEYS.keys() - {POLICY_PATH_KEY}) | GATE_KEYS.keys()
+        values = policy_in_file(str(file), allowed)
+        own = {key: value for key, value in values.items() if key in GATE_KEYS}
+        others = {key: value for key, value in values.items() if key not in GATE_KEYS}
         for key in KEYS_OF_APPS:
             if key in others and key in KEYS_OF_DATA:
                 raise NodeConfigError(f"{file}: apps read {key}: write it into --node-config")
@@ -297,19 +296,21 @@ class GatePolicy:
         return tuple(self._files_of("dp-secagg-roster"))
 
     def _files_of(self, key: str) -> list[Path]:
-        place = self.node_config.get(key)
-        return [] if place is None or "://" in place else [Path(place)]
+        location = self.node_config.get(key)
+        if location is None or "://" in location:
+            return []
+        return [Path(location)]
 
     @property
     def clipping_norm(self) -> float:
-        """The longest update that leaves."""
+        """Bound on the norm of an update that leaves."""
         return _clipping_norm(self.keys)
 
     @property
     def record_plan(self) -> RecordPlan:
         """The plan that the named app is trusted to train by, and charged for, within the cap."""
         terms, cap = self.keys.dp_sgd, NodeConfig.of(self.node_config).cap
-        assert terms is not None and cap is not None  # `_require_consistent` has asked
+        assert terms is not None and cap is not None  # `_require_consistent` has checked
         return replace(terms, budget=cap)
 
     @property
@@ -330,12 +331,12 @@ class GatePolicy:
 
 
 def _clipping_norm(keys: GateKeys) -> float:
-    assert keys.clipping_norm is not None  # `_require_consistent` has asked
+    assert keys.clipping_norm is not None  # `_require_consistent` has checked
     return keys.clipping_norm
 
 
 def _least_noise(keys: GateKeys) -> NoiseInstruction:
-    assert keys.noise_multiplier is not None  # `_require_consistent` has asked
+    assert keys.noise_multiplier is not None  # `_require_consistent` has checked
     return NoiseInstruction(
         scheme=_SCHEME,
         noise_multiplier=keys.noise_multiplier,
@@ -344,11 +345,7 @@ def _least_noise(keys: GateKeys) -> NoiseInstruction:
 
 
 def _require_noise(file: Path, keys: GateKeys) -> None:
-    """Refuse noise that can't be drawn, before the first message.
-
-    Raises:
-        NodeConfigError: If it can't.
-    """
+    """Refuse noise that can't be drawn, before the first message."""
     try:
         _least_noise(keys).mechanism()
     except ValueError as error:
@@ -356,40 +353,33 @@ def _require_noise(file: Path, keys: GateKeys) -> None:
 
 
 def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -> None:
-    """Refuse a promise that nothing counts, or that nothing keeps.
-
-    Raises:
-        NodeConfigError: If it is one.
-    """
+    """Refuse a promise without its ledger, or with keys that have no effect."""
     promise = keys.promise
-    given = set(others) | {GATE_PREFIX + name.replace("_", "-") for name in keys.model_fields_set}
+    own_keys = {GATE_PREFIX + name.replace("_", "-") for name in keys.model_fields_set}
+    keys_set = set(others) | own_keys
     for key, example in _NEEDED[promise].items():
-        if key not in given:
+        if key not in keys_set:
             raise NodeConfigError(
                 f"{file}: dp-gate-promise: {promise} needs a line `{key}: {example}`"
             )
     for key in _IDLE[promise]:
-        if key in given:
+        if key in keys_set:
             raise NodeConfigError(
                 f"{file}: under dp-gate-promise: {promise} the line {key} says nothing: leave it "
                 "out"
             )
-    beside = _BESIDE_THE_LEDGER.get(promise)
-    if beside is not None and "://" in str(others["dp-ledger-path"]):
+    companion = _BESIDE_THE_LEDGER.get(promise)
+    if companion is not None and "://" in str(others["dp-ledger-path"]):
         raise NodeConfigError(
-            f"{file}: a gate keeps {beside} beside its ledger, which must be a file: write "
+            f"{file}: a gate keeps {companion} beside its ledger, which must be a file: write "
             "dp-ledger-path: /srv/private/ledger.db"
         )
 
 
 def _require_one_app(file: Path, owner: NodeConfig) -> None:
-    """Refuse apps whose bundle could be another one: an app's code keeps the promise.
-
-    Raises:
-        NodeConfigError: If there are several, or one is named by fewer digits.
-    """
+    """Refuse apps whose bundle could be another one: the app's code fulfils the promise."""
     rules = owner.allowed_apps
-    assert rules is not None  # `_require_consistent` has asked
+    assert rules is not None  # `_require_consistent` has checked
     if len(rules) != 1 or len(rules[0].fab_hash) != _FULL_HASH:
         named = ", ".join(rule.text for rule in rules)
         raise NodeConfigError(

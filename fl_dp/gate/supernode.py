@@ -18,21 +18,21 @@ from .policy import GatePolicy
 
 
 def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> Callable[[], None]:
-    """Return what runs a SuperNode behind a gate.
+    """Return a function that runs a SuperNode behind a gate.
 
     Args:
         policy: File of the owner's policy.
-        options: Those of `flower-supernode`.
-        isolated: Whether root has tried, and found, that apps can't go around the gate.
+        options: Options of `flower-supernode`.
+        isolated: Whether root has tried, and found, that apps can't bypass the gate.
 
     Raises:
-        NodeConfigError: If the policy can't be read or can't be meant, or its ledger or another
-            file would have each message answered by noise alone.
-        FlowerChanged: If this Flower is not one that the gate was tested with.
+        NodeConfigError: The policy can't be read or is invalid, or its ledger or another file would
+            have each message answered by noise alone.
+        FlowerChanged: This Flower is not one that the gate was tested with.
     """
     gate = Gate(policy, isolated=isolated)
-    if wrong := describe_gate(GatePolicy.read(policy)).wrong:
-        raise NodeConfigError(f"{policy}: {'; '.join(wrong)}")
+    if problems := describe_gate(GatePolicy.read(policy)).wrong:
+        raise NodeConfigError(f"{policy}: {'; '.join(problems)}")
     flower_supernode = supernode_behind_gate(lambda real: GatedConnection(gate, real, abandon))
 
     def run() -> None:
@@ -43,5 +43,5 @@ def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> 
 
 
 def abandon() -> None:
-    """End this process as its operator would; whoever supervises it starts another one."""
+    """End this process as its operator would; its supervisor starts another one."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -62,7 +62,7 @@ from .policy import GatePolicy, Promise
 logger = logging.getLogger("flwr.fl_dp.client")
 
 OWN_RECORD = "fl-dp-gate"
-"""Record of the instruction that the gate gives itself where the server gives none."""
+"""Name of the gate's own instruction, where the server sends none."""
 
 _HIDDEN = {INSTRUCTION_KEY, STATISTIC_QUERY_KEY, SUM_KEY}
 
@@ -71,8 +71,8 @@ class Chain(NamedTuple):
     """A handler with mods around it, which together answer a message.
 
     Attributes:
-        handler: What makes the answer.
-        mods: Around it, outermost first.
+        handler: The handler that makes the answer.
+        mods: The mods around it, outermost first.
     """
 
     handler: ClientAppCallable
@@ -80,15 +80,15 @@ class Chain(NamedTuple):
 
 
 class Way(ABC):
-    """What a promise makes of trainings."""
+    """The treatment of trainings under one promise."""
 
     abilities: frozenset[Ability] = frozenset()
-    """What a server is told that the gate can do."""
+    """Abilities that the gate reports to a server."""
     enforcement: Enforcement | None = None
-    """What keeps the promise, where that is not the gate."""
+    """Enforcement of the promise, where that is not the gate."""
 
     def __init__(self, policy: GatePolicy, run: JudgedRun) -> None:
-        """Keep the policy, and the run that a message is of."""
+        """Store the policy and the message's run."""
         self._policy, self._run = policy, run
 
     @abstractmethod
@@ -96,22 +96,19 @@ class Way(ABC):
         """Refuse a round whose update would leave with less than the owner asks for.
 
         Args:
-            instruction: Of a round, or of the rehearsal, which says less.
+            instruction: Instruction of a round, or of the rehearsal, which says less.
 
         Raises:
-            PolicyRefusal: If it would, or the round asks for anything else.
+            PolicyRefusal: It would, or the round asks for anything else.
         """
 
     def require_rehearsed(self, config: Config) -> None:
-        """Refuse a training or a statistic of which the rehearsal tells, before it is charged.
-
-        Args:
-            config: Of the rehearsal's query.
+        """Refuse a training or a statistic that the rehearsal announces, before it is charged.
 
         Raises:
-            PolicyRefusal: If it would be refused.
+            PolicyRefusal: It would be refused.
         """
-        instruction = RoundInstruction.of(config)
+        instruction = RoundInstruction.from_config(config)
         if instruction is not None:
             self.require(instruction)
         if STATISTIC_QUERY_KEY in config:
@@ -122,7 +119,7 @@ class Way(ABC):
         """Return how a training message is answered around the app."""
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Return how an evaluation is answered around the app; None: it is refused."""
+        """Return how an evaluation is answered around the app. None: it is refused."""
         return None
 
     def queries(self) -> dict[str, ClientAppCallable]:
@@ -153,15 +150,12 @@ class LocalWay(Way):
             )
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Have each training noised by the owner's least noise, or the server's more.
-
-        See `Way.training`.
-        """
+        """Noise each training by the larger of the owner's and the server's noise."""
         mods = [self._own_noise, node_policy_mod, compression_mod, self._noise]
         return Chain(without_instruction(app), mods)
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Have the owner's numbers noised. See `Way.evaluation`."""
+        """Noise the owner's numbers. See `Way.evaluation`."""
         if not self._policy.keys.evaluation:
             return None
         handler = noised_evaluation(self._policy, without_instruction(app))
@@ -170,9 +164,9 @@ class LocalWay(Way):
     def _own_noise(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        """Ask for the owner's noise where a server knows nothing of it.
+        """Add the owner's noise instruction where a server knows nothing of fl-dp.
 
-        It is answered as it expects: with a model and `num-examples`.
+        Such a server gets what it expects: a model and `num-examples`.
         """
         instruction = instruction_of(message)
         if instruction is not None:
@@ -187,14 +181,14 @@ class LocalWay(Way):
     def _noise(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Clip and noise an update, as the server asks, or as the owner does.
 
-        Privacy: that of `client_noise_mod`. As the owner asks, the metrics of the policy leave with
-        the update as one Gaussian of the owner's noise multiplier.
+        Privacy: that of `client_noise_mod`. By the owner's instruction, the metrics of the policy
+        leave with the update as one Gaussian of the owner's noise multiplier.
         """
         instruction = instruction_of(message)
         assert instruction is not None  # the server's, or that of `_own_noise`
         assert instruction.client_noise is not None
         noise = instruction.client_noise
-        _say_signal(message, noise.mechanism().noise_std, noise.clipping_norm, in_a_sum=False)
+        _log_signal(message, noise.mechanism().noise_std, noise.clipping_norm, in_a_sum=False)
         if OWN_RECORD not in message.content:
             return client_noise_mod(message, context, call_next)
         bundle, metrics = self._policy.own_bundle, self._policy.keys.metrics
@@ -221,7 +215,7 @@ class DistributedWay(Way):
     """The gate adds a share of the noise, and masks: nobody sees this site's update."""
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse sums that this site would be more than one unit of. See `Way.require`."""
+        """Refuse sums in which this site would be more than one unit. See `Way.require`."""
         price = instruction.secure_sum
         if price is None or instruction.client_noise is not None:
             raise PolicyRefusal("the round asks for something else than a secure sum")
@@ -245,7 +239,7 @@ class DistributedWay(Way):
             )
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Have the site's one clipped update summed. See `Way.training`."""
+        """Add the site's one clipped update to a sum. See `Way.training`."""
         mods = [self._own_sums, node_policy_mod, secure_sum_mod]
         return Chain(sum_of_one(without_instruction(app)), mods)
 
@@ -257,11 +251,11 @@ class DistributedWay(Way):
             self.require(instruction)
             if instruction.bundle is not None:
                 updates = instruction.bundle.updates
-                _say_signal(message, updates.noise_std, updates.clipping_norm, in_a_sum=True)
+                _log_signal(message, updates.noise_std, updates.clipping_norm, in_a_sum=True)
         return call_next(message, context)
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Have the owner's numbers summed. See `Way.evaluation`."""
+        """Add the owner's numbers to a sum. See `Way.evaluation`."""
         if not self._policy.keys.evaluation:
             return None
         mods = [self._own_evaluation, node_policy_mod, secure_sum_mod]
@@ -274,7 +268,7 @@ class DistributedWay(Way):
         return call_next(message, context)
 
     def queries(self) -> dict[str, ClientAppCallable]:
-        """Return the answers with keys and shares, which are never the app's. See `Way.queries`."""
+        """Return the gate's own answers with keys and shares. See `Way.queries`."""
         return secure_node_handlers()
 
 
@@ -286,14 +280,14 @@ class ClipWay(Way):
         raise PolicyRefusal("this gate clips whole models, and follows no round's instruction")
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Have the update clipped. See `Way.training`."""
+        """Clip the update. See `Way.training`."""
         return Chain(without_instruction(app), [node_policy_mod, self._clip])
 
     def _clip(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Clip the update in a train reply, and add no noise.
 
-        Privacy: one reply moves the model by at most the norm, whatever the data are. How much
-        noise covers that is the server's word: the site promises no epsilon, and its ledger says
+        Privacy: one reply moves the model by at most the norm, whatever the data are. The server
+        alone decides how much noise covers that: the site promises no epsilon, and its ledger says
         so.
         """
         norm = self._policy.clipping_norm
@@ -302,7 +296,7 @@ class ClipWay(Way):
             self.require(instruction)
 
         def note() -> None:
-            node = NodePrivacy.of(context, {})
+            node = NodePrivacy.from_context(context, {})
             with node.open_ledger() as ledger:
                 ledger.note_reliance(
                     node.source,
@@ -318,9 +312,9 @@ class ClipWay(Way):
 
 
 class RecordWay(Way):
-    """One app, which the owner names, trains by DP-SGD of its own: the gate admits and charges it.
+    """The gate admits and charges one app that the owner names, which trains by its own DP-SGD.
 
-    Nothing that its code sees but the model is the server's choice.
+    The server chooses nothing of the app's input but the model.
     """
 
     enforcement = Enforcement.NAMED_APP
@@ -336,27 +330,27 @@ class RecordWay(Way):
         _ = plan_by_terms(config, self._policy)
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Have the app charged, and its model passed on. See `Way.training`."""
+        """Charge for the app, and pass on its model. See `Way.training`."""
         return Chain(app, [self._pinned, node_policy_mod, self._charged])
 
     def _pinned(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Refuse what the owner has not written down, and let the app see that alone."""
+        """Refuse what the owner has not written down, and give the app only that."""
         require_pinned_run(self._run, self._policy)
         message.content = pinned_content(message, self._policy)
         return call_next(message, context)
 
     def _charged(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Charge a training before the app has the message, and pass on its model.
+        """Charge a training before the app gets the message, and pass on its model.
 
         Privacy: that of the app's DP-SGD by the owner's terms, for one record of this site,
         zero-out neighbours, where the app's code, its packages and its configuration do as the
         terms say: the owner trusts that, and nothing here checks it. The model passes by name,
-        finite and in the message's form; nothing else of a reply leaves. A budget that is spent is
-        answered by the model as it came. So is an app that failed, which shows, as in
-        `OpacusClient`, once a run: the site contributes nothing more to it.
+        finite and in the message's form; nothing else of a reply leaves. If the budget is spent,
+        the answer is the model as it came. So it is if the app failed, which shows, as in
+        `OpacusClient`, once per run: the site contributes nothing more to it.
         """
         key, received = only_record(message.content.array_records, "ArrayRecord")
-        # A copy: what is kept goes back as it came.
+        # A copy, so that the received model can go back unchanged.
         model = ArrayRecord({name: copy(array) for name, array in received.items()})
         layout = VectorLayout.of(model)
         sent = layout.flatten(model)
@@ -378,13 +372,13 @@ class RecordWay(Way):
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
     def _pay(self, message: Message, context: Context) -> UnfinishedParticipation:
-        """Write one training to the ledger, and that it has begun.
+        """Write one training to the ledger, and mark it as begun.
 
         Raises:
-            RunIsOver: If an earlier one in the run did not end.
-            PrivacyBudgetExhausted: If it does not fit; nothing was written.
+            RunIsOver: An earlier one in the run did not end.
+            PrivacyBudgetExhausted: It does not fit; nothing was written.
         """
-        node = NodePrivacy.of(context, {})
+        node = NodePrivacy.from_context(context, {})
         use = node.use(message.metadata.message_type)
         account = node.account(unit="record")
         mark = UnfinishedParticipation.beside(node.required_ledger, account, use)
@@ -414,17 +408,17 @@ _WAYS: dict[Promise, Callable[[GatePolicy, JudgedRun], Way]] = {
 
 
 def way_of(policy: GatePolicy, run: JudgedRun) -> Way:
-    """Return what a policy's promise makes of a run's trainings."""
+    """Return the way of a policy's promise for a run."""
     return _WAYS[policy.keys.promise](policy, run)
 
 
-def _say_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bool) -> None:
-    """Log, before the first round of a run, how many sites it takes to see more than noise.
+def _log_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bool) -> None:
+    """Log, before a run's first round, how many sites it takes to see more than noise.
 
     Args:
-        message: Of the round.
+        message: The round's message.
         noise_std: Standard deviation of the noise on each number, of one update or of a sum.
-        norm: The longest update of a site.
+        norm: Bound on the norm of a site's update.
         in_a_sum: Whether the noise is that of a sum over sites.
     """
     _, model = only_record(message.content.array_records, "ArrayRecord")
@@ -434,7 +428,7 @@ def _say_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bo
         noised, sites = "a sum of sites", math.ceil(length / norm)
     else:
         noised, sites = "this site's update", math.ceil((length / norm) ** 2)
-    _say_once(
+    _log_once(
         message.metadata.run_id,
         f"the noise on {noised} has length {length:.3g} over {size:,} parameters, and an update "
         f"{norm:g} at most: with fewer than {sites:,} sites a round has more noise than updates",
@@ -442,21 +436,21 @@ def _say_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bo
 
 
 @lru_cache(maxsize=64)
-def _say_once(run: int, line: str) -> None:
+def _log_once(run: int, line: str) -> None:
     logger.info("run %d: %s", run, line)
 
 
 def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that answers with the sum of one unit, which is what an app has trained.
+    """Return a handler that answers with the sum of one unit: an app's update.
 
-    Privacy: the sums move by at most the bundle's clipping norms, whatever the app replies; one
+    Privacy: the sums move by at most the bundle's clipping norms, whatever the app replies. An app
     that fails, or replies with anything but a finite model of the message's form, adds zero. Noise
     and masks are added around this handler.
     """
 
     def handle(message: Message, context: Context) -> Message:
         instruction = instruction_of(message)
-        assert instruction is not None  # the mods around have looked
+        assert instruction is not None  # the mods around have checked
         assert instruction.bundle is not None
         key, model = only_record(message.content.array_records, "ArrayRecord")
         layout = VectorLayout.of(model)
@@ -474,7 +468,6 @@ def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
 
 
 def _measured(reply: Message, bundle: GaussianBundle) -> dict[str, float]:
-    """Return the numbers that a bundle asks for, none of a reply that has none."""
     if not bundle.metrics:
         return {}
     return numbers_in(reply, [metric.name for metric in bundle.metrics])
@@ -483,25 +476,24 @@ def _measured(reply: Message, bundle: GaussianBundle) -> dict[str, float]:
 def _policy_without_offer(
     message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Check all of the owner's policy but that the server offers noise: the gate adds it."""
+    """Check the owner's policy except that the server offers noise: the gate adds it."""
     context.node_config["dp-require-privacy"] = "none"
     return node_policy_mod(message, context, call_next)
 
 
 def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that does not see how its update leaves: the app would add noise, too."""
+    """Return a handler that does not see the instruction: the app would add noise, too."""
 
     def handle(message: Message, context: Context) -> Message:
-        shown = {}
+        records = {}
         for key, record in message.content.items():
             if key == OWN_RECORD:
                 continue
             if isinstance(record, ConfigRecord):
-                record = ConfigRecord(
-                    {name: value for name, value in record.items() if name not in _HIDDEN}
-                )
-            shown[key] = record
-        message.content = RecordDict(shown)
+                values = {name: value for name, value in record.items() if name not in _HIDDEN}
+                record = ConfigRecord(values)
+            records[key] = record
+        message.content = RecordDict(records)
         return handler(message, context)
 
     return handle

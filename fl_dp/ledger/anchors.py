@@ -1,8 +1,7 @@
-"""Anchors: how far a ledger had come, kept where who cuts its end off does not look.
+"""Anchors: how far a ledger had come, stored elsewhere, against a cut of its end.
 
-Entries that are cut off the end of a hash chain leave a shorter chain that is as good as the long
-one. They show against the hash of an entry that is gone, which privacy statements and checkpoints
-carry.
+A hash chain whose end was cut off verifies as well as the long one. The hash of a missing entry
+shows the cut; privacy statements and checkpoints carry one.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ STATEMENT_NAME = "privacy.json"
 """The name of a privacy statement beside its ledger."""
 
 _LEDGER, _ENTRIES, _HASH = "ledger", "ledger_entries", "ledger_hash"
-# All that a ledger knows of a statement: where an anchor stands in it.
+# The keys of an anchor in a statement: all that a ledger knows of statements.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerAnchor:
-    """A point that a ledger has reached: whatever it holds later, it holds this.
+    """A point that a ledger has reached and has to hold forever.
 
     Attributes:
-        entries: How many entries there were, at least 1.
-        hash: The last one's hash.
+        entries: Number of entries, at least 1.
+        hash: Hash of the last one.
     """
 
     entries: int
@@ -37,18 +36,18 @@ class LedgerAnchor:
         """Validate.
 
         Raises:
-            ValueError: If it is no anchor.
+            ValueError: A field is out of range.
         """
         whole = isinstance(self.entries, int) and not isinstance(self.entries, bool)
         if not (whole and self.entries >= 1 and isinstance(self.hash, str)):
             raise ValueError(f"{self.entries!r} entries, the last {self.hash!r}, are no anchor")
 
     @classmethod
-    def stated_in(cls, statement: Mapping[str, Any]) -> Self | None:
+    def from_statement(cls, statement: Mapping[str, Any]) -> Self | None:
         """Return the anchor in a privacy statement; None if it was not computed from a ledger.
 
         Raises:
-            ValueError: If it has half an anchor, as those of older versions.
+            ValueError: It has half an anchor, as statements of older versions.
         """
         if _HASH not in statement:
             return None
@@ -59,12 +58,8 @@ class LedgerAnchor:
             )
         return cls(entries=statement[_ENTRIES], hash=statement[_HASH])
 
-    def as_stated(self, ledger: str) -> dict[str, Any]:
-        """Return the keys that a privacy statement carries so that its ledger finds the anchor.
-
-        Args:
-            ledger: The ledger's name, as several can lie in one folder.
-        """
+    def to_statement(self, ledger: str) -> dict[str, Any]:
+        """Return the fields of a privacy statement that hold the anchor and its ledger's name."""
         return {_LEDGER: ledger, _ENTRIES: self.entries, _HASH: self.hash}
 
 
@@ -72,12 +67,14 @@ def anchor_beside(ledger: Path) -> LedgerAnchor | None:
     """Return the anchor of the privacy statement beside a ledger's file, None if there is none.
 
     Raises:
-        OSError: If the statement can't be read.
-        ValueError: If it is no statement.
+        OSError: The statement can't be read.
+        ValueError: It is no statement.
     """
     file = ledger.with_name(STATEMENT_NAME)
     if not file.is_file():
         return None
     statement = read_json_object(file, "privacy statement")
-    # Several ledgers can lie in one folder; a statement says which is its own.
-    return LedgerAnchor.stated_in(statement) if statement.get(_LEDGER) == ledger.name else None
+    # Several ledgers can lie in one folder; a statement names its own.
+    if statement.get(_LEDGER) != ledger.name:
+        return None
+    return LedgerAnchor.from_statement(statement)

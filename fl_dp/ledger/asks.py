@@ -1,7 +1,7 @@
-"""Units that were asked for one contribution each, and what became of it: no disk, no lock.
+"""Units that were asked for one contribution each, and the contributions. No disk, no lock.
 
 An ask is written down before it is sent, and a contribution before it is added. So a unit is never
-asked again while its answer can still arrive, and each index holds at most one of its answers.
+asked again while its answer can still arrive, and an index holds at most one answer per unit.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Asks:
-    """Asks that are under way, and the contributions of the open index.
+    """Open asks, and the contributions of the open index.
 
     Attributes:
-        asked: The index at which each unit was asked whose answer has not arrived.
-        folded: How many contributions the open index has.
+        asked: Units whose answer has not arrived, with the index at which each was asked.
+        folded: Number of contributions in the open index.
     """
 
     asked: dict[str, int] = field(default_factory=dict)
     folded: int = 0
 
     def open(self) -> None:
-        """Begin with an index: nothing was folded into it, and who was asked still is."""
+        """Begin an index without contributions; open asks stay open."""
         self.folded = 0
 
     def forget(self) -> list[str]:
-        """Give up every ask that is under way, as its server is gone, and return whose."""
-        lost = list(self.asked)
+        """Drop all open asks, as their server is gone, and return their units."""
+        units = list(self.asked)
         self.asked.clear()
-        return lost
+        return units
 
     def ask(self, units: Collection[str], index: int) -> None:
-        """Take note of units that are asked at an index.
+        """Record units that are asked at an index.
 
         Raises:
-            ValueError: As `require_idle` does.
+            ValueError: As `require_idle`.
         """
         self.require_idle(units)
         self.asked |= dict.fromkeys(units, index)
 
     def fold(self, units: Collection[str], *, room: int) -> None:
-        """Take note of units whose contributions are added.
+        """Record units whose contributions are added.
 
         Raises:
-            ValueError: As `require_asked` does.
+            ValueError: As `require_asked`.
         """
         self.require_asked(units, room=room)
         self.folded += len(units)
@@ -54,10 +54,10 @@ class Asks:
             del self.asked[unit]
 
     def require_idle(self, units: Collection[str]) -> None:
-        """Check that units wait for no answer of an earlier ask.
+        """Check that no unit still owes an answer.
 
         Raises:
-            ValueError: If one does, or is named twice.
+            ValueError: One does, or is named twice.
         """
         _require_once(units)
         busy = [unit for unit in units if unit in self.asked]
@@ -71,7 +71,7 @@ class Asks:
         """Check that contributions were asked for and fit into the buffer.
 
         Raises:
-            ValueError: If one was not, is named twice, or is one too many.
+            ValueError: One was not, is named twice, or is one too many.
         """
         _require_once(units)
         strangers = [unit for unit in units if unit not in self.asked]
@@ -87,6 +87,6 @@ class Asks:
 
 
 def _require_once(units: Collection[str]) -> None:
-    twice = [unit for unit, count in Counter(units).items() if count > 1]
-    if twice:
-        raise ValueError(f"a unit has one contribution, and {twice[0]} is named twice")
+    repeated = [unit for unit, count in Counter(units).items() if count > 1]
+    if repeated:
+        raise ValueError(f"a unit has one contribution, and {repeated[0]} is named twice")

@@ -20,13 +20,13 @@ from .witness import Witness
 
 
 class ChainedLedger(ABC):
-    """The entries of one store, verified and replayed before anything is added to them."""
+    """The entries of one store, verified and replayed before any is added."""
 
     first_entry: ClassVar[str]
-    """The content of its first entry, in words."""
+    """Name of the first entry, for errors."""
 
     def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
-        """Follow a store; a witness, a second place, is told of each entry."""
+        """Follow a store; a witness, a second place, notes each entry."""
         self._store = store
         self._witness = witness
         self._lock = threading.Lock()
@@ -41,13 +41,13 @@ class ChainedLedger(ABC):
 
         Args:
             location: Its file, or the URL of its database.
-            witness: A second place that it is compared with.
+            witness: A second place with which the ledger is compared.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is no such ledger, an entry does not match the chain, or it is
-                an older copy than the witness knows.
-            LedgerUnavailable: If the disk or the database fails.
+            FileNotFoundError: There is no such file.
+            LedgerCorrupted: It is no such ledger, an entry does not match the chain, or it is an
+                older copy than the witness has seen.
+            LedgerUnavailable: The disk or the database fails.
         """
         ledger = cls(LedgerStore.readable(location), witness)
         with ledger._first_transaction():
@@ -57,7 +57,7 @@ class ChainedLedger(ABC):
 
     @contextmanager
     def _first_transaction(self) -> Iterator[sa.Connection]:
-        """Hold the lock for the first time, as `_transaction`; what fails closes the ledger."""
+        """As `_transaction`, for the first time; an error closes the ledger."""
         try:
             with self._transaction() as connection:
                 self._require_witnessed()
@@ -67,112 +67,109 @@ class ChainedLedger(ABC):
             raise
 
     def _require_witnessed(self) -> None:
-        """Compare the entries with all that the witness knows, if there is one.
-
-        Raises:
-            LedgerCorrupted: If the witness knows more, something else, or nothing.
-        """
-        witness, known = self._witness, len(self._entries)
+        """Compare the entries with all anchors of the witness, if there is one."""
+        witness, count = self._witness, len(self._entries)
         if witness is None:
             return
         anchors = witness.anchors()
-        if known and not anchors:
+        if count and not anchors:
             raise LedgerCorrupted(
-                f"the witness {witness.place} knows nothing of {self.location}, which has {known} "
-                "entries: name the witness that it had; if it never had one, "
-                f"`fl-dp ledger {self.location} --begin-witness {witness.place}` begins it once"
+                f"the witness {witness.location} knows nothing of {self.location}, which has "
+                f"{count} entries: name the witness that it had; if it never had one, "
+                f"`fl-dp ledger {self.location} --begin-witness {witness.location}` begins it once"
             )
-        # The furthest first: what is missing says more than what differs.
-        for anchor in sorted(anchors, key=lambda each: -each.entries):
-            self.require_holds(anchor, of=f"its witness {witness.place}")
+        # The furthest first: an error on missing entries says more than one on different ones.
+        for anchor in sorted(anchors, key=lambda anchor: -anchor.entries):
+            self.require_holds(anchor, of=f"its witness {witness.location}")
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        """Hold the lock, with every entry replayed; all that is appended is written, or nothing.
+        """Hold the lock, with every entry replayed. All appended entries are written, or none.
 
         Raises:
-            LedgerCorrupted: If an entry does not match the chain or can't be read.
-            LedgerUnavailable: If the disk or the database fails, or the witness; what was appended
-                may then be written, and counts.
+            LedgerCorrupted: An entry does not match the chain or can't be read.
+            LedgerUnavailable: The disk, the database or the witness fails. Appended entries may be
+                written then, and count.
         """
         with self._lock:
-            self._unsaved = []  # what a failed transaction had added was never written
+            self._unsaved = []  # a failed transaction's entries were never written
             with self._store.transaction() as connection:
                 self._catch_up(connection)
                 yield connection
             for entry in self._unsaved:  # only now is it on disk
-                self._take_in(entry)
-            # Last: what the witness knows has to be there, and not the other way round.
+                self._accept(entry)
+            # Last: the ledger has to hold what the witness notes, and not the other way round.
             if self._unsaved and self._witness is not None:
-                self._witnessed(self._witness)
+                self._note_at(self._witness)
 
-    def _witnessed(self, witness: Witness) -> None:
-        """Tell a witness of what was written; what it knows beyond that has to be there, too."""
+    def _note_at(self, witness: Witness) -> None:
+        """Have a witness note the last entry. If it has a later one, the ledger must hold it."""
         furthest = witness.note(self.anchor, self._hash_at)
         if furthest.entries > self.anchor.entries:
-            # Another process of this ledger was quicker, or that of a copy, whose entries are not.
+            # Another process was quicker: of this ledger, or of a copy, whose entries are not here.
             with self._store.transaction() as connection:
                 self._catch_up(connection)
-            self.require_holds(furthest, of=f"its witness {witness.place}")
+            self.require_holds(furthest, of=f"its witness {witness.location}")
 
     def _hash_at(self, entries: int) -> str:
-        """Return the hash of an entry, by its number."""
         return self._entries[entries - 1].hash
 
     def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
         """Add an entry within a transaction; it is replayed once it is on disk."""
-        written = self._unsaved or self._entries  # the chain goes on behind this transaction's own
-        entry = next_entry(written[-1] if written else None, fields)
+        written = self._unsaved or self._entries  # the chain continues this transaction's entries
+        last = written[-1] if written else None
+        entry = next_entry(last, fields)
         self._store.append(connection, entry)
         self._unsaved.append(entry)
         return entry
 
     def _catch_up(self, connection: sa.Connection) -> None:
         """Read, verify and replay the entries that were added since the last look."""
-        known = len(self._entries)
-        fresh = self._store.entries_from(connection, known)
-        # The last known entry is read again: a file that was put back shows by it.
+        count = len(self._entries)
+        fresh = self._store.entries_from(connection, count)
+        # The last entry is read again: it shows if an older file was put back.
         last = self._entries[-1] if self._entries else None
         if last is not None and (not fresh or fresh.pop(0) != last):
             raise LedgerCorrupted(
-                f"entry {known} is not the one that it was: the ledger was changed or put back to "
+                f"entry {count} is not the one that it was: the ledger was changed or put back to "
                 "an older state while it was open"
             )
         verify_chain(fresh, last)
         for entry in fresh:
-            self._take_in(entry)
+            self._accept(entry)
 
-    def _take_in(self, entry: LedgerEntry) -> None:
+    def _accept(self, entry: LedgerEntry) -> None:
+        """Replay an entry that is on disk, and add it to the entries."""
         try:
             self._replay(entry.sequence, entry.fields)
         except (*MALFORMED, ValueError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {why}") from error
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {reason}") from error
         self._entries.append(entry)
 
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Take in one entry, by its sequence number and fields.
+        """Update the state by one entry. One that can't be read may be a charge, so it is refused.
 
         Raises:
-            KeyError: If it lacks a field. What can't be read is refused: it may be a charge.
-            TypeError: If a field is of another type.
-            ValueError: If it can't stand there.
+            KeyError: It lacks a field.
+            TypeError: A field is of another type.
+            ValueError: It can't stand there.
         """
 
     @property
     def location(self) -> str:
-        """The file or database that it lies in, without a password."""
+        """The file or database of the ledger, without a password."""
         return self._store.location
 
     @property
     def file(self) -> Path | None:
-        """The file that it lies in; None for a database."""
+        """The ledger's file; None for a database."""
         return self._store.file
 
     @property
     def name(self) -> str:
-        """The file's or database's own name, without where it is."""
+        """The file's or database's own name, without its folder or host."""
         return self._store.name
 
     @property
@@ -182,7 +179,7 @@ class ChainedLedger(ABC):
 
     @property
     def anchor(self) -> LedgerAnchor:
-        """The point that it has reached, as last read: a later copy can be compared with it."""
+        """The point reached, as last read. A later copy can be compared with it."""
         last = self._entries[-1]
         return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
@@ -190,23 +187,23 @@ class ChainedLedger(ABC):
         """Return a ledger of the first `entries` entries, to look at."""
         earlier = type(self)(self._store)
         for entry in self._entries[:entries]:
-            earlier._take_in(entry)
+            earlier._accept(entry)
         return earlier
 
     def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
-        """Check that the ledger, as last read, has come as far as `anchor` on the same way.
+        """Check that the ledger, as last read, holds an anchor's entry.
 
         Args:
-            anchor: Of this ledger at an earlier moment.
-            of: Names where the anchor stands, for the error.
+            anchor: The ledger's anchor at an earlier moment.
+            of: Name of the anchor's holder, for the error.
 
         Raises:
-            LedgerCorrupted: If entries were cut off, or the ledger is another one.
+            LedgerCorrupted: Entries were cut off, or the ledger is another one.
         """
-        known = len(self._entries)
-        if known < anchor.entries:
+        count = len(self._entries)
+        if count < anchor.entries:
             raise LedgerCorrupted(
-                f"{self.location} has {known} entries and {of} knows of {anchor.entries}: its end "
+                f"{self.location} has {count} entries and {of} knows of {anchor.entries}: its end "
                 "was cut off, or it is an older copy. What they charged stays spent: put the "
                 "complete ledger back"
             )
@@ -218,23 +215,23 @@ class ChainedLedger(ABC):
             )
 
     def begin_witness(self, witness: Witness) -> None:
-        """Tell a witness that knows nothing yet how far this ledger has come.
+        """Have an empty witness note how far this ledger has come.
 
         Raises:
-            LedgerUnavailable: If it can't be written.
-            ValueError: If it knows something, or lies beside the ledger.
+            LedgerUnavailable: The witness can't be written.
+            ValueError: It is not empty, or lies beside the ledger.
         """
         witness.require_apart(self._store.file)
         if witness.anchors():
             raise ValueError(
-                f"the witness {witness.place} has begun already: `fl-dp ledger {self.location} "
-                f"--witness {witness.place}` compares"
+                f"the witness {witness.location} has begun already: `fl-dp ledger {self.location} "
+                f"--witness {witness.location}` compares"
             )
         witness.note(self.anchor, self._hash_at)
 
     @property
     def unwitnessed(self) -> str:
-        """A sentence on what it means that nothing was there to compare the ledger with."""
+        """A sentence for a ledger that was compared with nothing."""
         return (
             f"nothing beside {self.location} knows how far it had come, so that an end that was "
             "cut off would not be noticed: name a witness on another disk"

@@ -11,7 +11,7 @@ from typing import Any
 
 SCHEMA = 11  # 8: a plan had no kind; 10: a cap was a field of plans
 GENESIS = "0" * 64
-ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
+ANOTHER_VERSION = 0.01  # relative: bounds on epsilon of other versions and machines may differ so
 
 
 class LedgerCorrupted(RuntimeError):
@@ -19,7 +19,7 @@ class LedgerCorrupted(RuntimeError):
 
 
 class LedgerUnavailable(OSError):
-    """The disk or the database did not do what was asked of it; the entries are as they were.
+    """The disk or the database failed; the entries are as they were.
 
     Nothing was released: a release happens after its charge is on disk.
     """
@@ -27,7 +27,7 @@ class LedgerUnavailable(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One line: what it says, and the hash over it and the line before.
+    """One line of a ledger, chained to the line before.
 
     Attributes:
         sequence: 1, 2, 3, ... without gaps.
@@ -52,20 +52,19 @@ class LedgerEntry:
 
 
 def next_entry(previous: LedgerEntry | None, fields: dict[str, Any]) -> LedgerEntry:
-    """Return the entry that says `fields` and follows `previous`."""
+    """Return the entry with `fields` that follows `previous`."""
     sequence = previous.sequence + 1 if previous else 1
-    # One text for one meaning: an auditor can compute what is hashed from the fields.
+    # One meaning has one text: an auditor can compute the hashed text from the fields.
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return LedgerEntry(
-        sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)
-    )
+    link = _chain_hash(previous, sequence, payload)
+    return LedgerEntry(sequence=sequence, payload=payload, hash=link)
 
 
 def verify_chain(entries: Iterable[LedgerEntry], previous: LedgerEntry | None = None) -> None:
     """Check that `entries` follow `previous` and one another unaltered.
 
     Raises:
-        LedgerCorrupted: With the first entry that does not fit.
+        LedgerCorrupted: The text names the first entry that does not fit.
     """
     for entry in entries:
         expected = previous.sequence + 1 if previous else 1
@@ -80,14 +79,14 @@ OTHER_SCHEMA = (
     "read what was spent with the version of fl-dp that wrote it, keep the file, and start a new "
     "ledger with a budget (at a node, a dp-max-epsilon) that is lower by that much"
 )
-"""The remedy for a ledger that this version can't read: its spending adds up with a new one's."""
+"""Remedy for a ledger that this version can't read. Its spending adds up with a new one's."""
 
 
 def require_schema(written: object, read: int) -> None:
     """Check the schema of a ledger's first entry.
 
     Raises:
-        ValueError: If it is not the one that this version reads.
+        ValueError: This version reads another schema.
     """
     if written != read:
         raise ValueError(
@@ -96,10 +95,10 @@ def require_schema(written: object, read: int) -> None:
 
 
 def require_printable(name: str) -> None:
-    """Check a name that entries are to carry.
+    """Check a name for an entry.
 
     Raises:
-        ValueError: If it is empty or can't be printed.
+        ValueError: It is empty or not printable.
     """
     if not name or not name.isprintable():
         raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
@@ -108,8 +107,7 @@ def require_printable(name: str) -> None:
 def now_to_the_minute() -> str:
     """Return the time at which a ledger is opened.
 
-    Entries of releases have none: a gap between two shows how many took part, or a client that
-    hung.
+    Entries of releases have no time: a gap would show how many took part, or a client that hung.
     """
     return datetime.now(UTC).isoformat(timespec="minutes")
 
@@ -120,5 +118,5 @@ def today() -> str:
 
 
 def _chain_hash(previous: LedgerEntry | None, sequence: int, payload: str) -> str:
-    link = f"{previous.hash if previous else GENESIS}\n{sequence}\n{payload}"
-    return hashlib.sha256(link.encode()).hexdigest()
+    before = previous.hash if previous else GENESIS
+    return hashlib.sha256(f"{before}\n{sequence}\n{payload}".encode()).hexdigest()

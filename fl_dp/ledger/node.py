@@ -1,36 +1,35 @@
 """The ledger that a node keeps: what its own data have spent, over rounds, restarts and runs.
 
-The server's ledger belongs to one training. This one belongs to the data: each release that was
-made from them is written here before it happens, by whichever run, and a release that would exceed
-the budget is refused. It lies in a file of the node's own; neither Flower nor the server keeps it.
+The server's ledger belongs to one training. This one belongs to the data. Each release made from
+them, by whichever run, is written here before it happens. A release that would exceed the budget is
+refused. The file is the node's own; neither Flower nor the server keeps it.
 
     >>> with NodeLedger.open("/data/ledger.db") as ledger:
     ...     ledger.charge(account, event, count=10, budget=budget, what="round 3")
     ...     ...  # train, release
 
-Where nothing at all may depend on the data before the charge, not even whether they are somebody
-else's, it is decided by the name of their source (`charge_unread`), and the data are named when
-they were read (`name_data`). Data that have spent their budget under another name are then answered
-for by noise alone, which spends nothing.
+Sometimes nothing at all may depend on the data before the charge, not even whose they are. Then the
+name of their source decides (`charge_unread`), and `name_data` names the data once they were read.
+If these data have spent their budget under another name, noise alone is released, which spends
+nothing.
 
-Two limits are kept apart. The owner's cap is over everything that is ever charged for the data; the
-budget that a run asked for is over that run alone. Noise may change after earlier releases were
-seen, and so may a limit. So each limit has two rules, each with its share of delta, and a release
-passes that satisfies one of them:
+Two limits are separate. The owner's cap is over everything that is ever charged for the data. The
+budget that a run asked for is over that run alone. Noise, and a limit, may change after earlier
+releases were seen. So each limit has two rules, each with its share of delta, and a release has to
+satisfy one of them:
 
-- all releases so far have the parameters of the first one: how many of them fit the limit that
-  was there before it, or a smaller one now, is counted by privacy-loss distributions (at 0.9
-  delta);
-- a `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
+- All releases so far have the parameters of the first one. Privacy-loss distributions count how
+  many of them fit the first limit, or a smaller one now (at 0.9 delta).
+- A `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
 
-Together they keep (epsilon, delta). The outcomes in which the first rule passes all releases are
-those of a process that stops where the first rule does; how many releases of one kind it makes at
-most is fixed beforehand. In all others the last release passed the second rule. The hockey-stick
-divergence is a sum over outcomes, here of both kinds.
+Together they satisfy (epsilon, delta). The hockey-stick divergence is a sum over outcomes. Those in
+which the first rule passes all releases are those of a process that stops where the first rule
+does, and its largest number of releases of one kind is fixed beforehand. In all others the last
+release passed the second rule.
 
-A limit that grows is chosen after a look at what was released, and may be asked for at the worst
-moment. So the first rule goes on with the first limit. The second one takes the larger: it holds
-for whatever limit there is at the moment of a look. Its running bound is what is quoted then.
+A limit that grows is chosen after a look at what was released, perhaps at the worst moment. So the
+first rule stays with the first limit. The second one takes the larger limit, as it holds for any
+limit at the moment of a look. Then its running bound is the one reported.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
 _LONGEST_ID = 64  # a SHA-256, as Flower makes ids
 _ROUNDING = 1e-12  # relative
-_AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
-# By event, epsilon, delta and relation: number of releases of one kind that is known to fit.
+_AHEAD = 1.25  # times the number asked for: certified at once, so that few questions compute
+# By event, epsilon, delta and relation: number of releases of one kind that fits for certain.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
 
@@ -91,9 +90,9 @@ class Use:
     Attributes:
         run: Flower's id of the run.
         purpose: Type of the message that asked, for instance `train`.
-        app: The app that asked, as far as the node knew it.
-        enforcement: What kept the app to the charge, where that was a gate.
-        message: Flower's id of the message that asked, where a gate has it: charged once.
+        app: The app that asked, as far as the node can name it.
+        enforcement: Enforcement of the charge, where a gate enforces it.
+        message: Flower's id of the message that asked, where a gate has it. It is charged once.
     """
 
     run: int
@@ -106,7 +105,7 @@ class Use:
         """Validate.
 
         Raises:
-            ValueError: If a text is empty, too long or can't be printed.
+            ValueError: A text is empty, too long or not printable.
         """
         require_printable(self.purpose)
         for text in (self.app, self.message):
@@ -116,37 +115,37 @@ class Use:
             raise ValueError(f"a message's id has {_LONGEST_ID} characters at most")
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Read an entry's fields.
 
         Raises:
-            TypeError: If a field is unknown.
-            ValueError: If one is out of range.
+            TypeError: A field is unknown.
+            ValueError: A field is out of range.
         """
-        said = fields.get("enforcement")
-        enforcement = None if said is None else Enforcement(said)
+        level = fields.get("enforcement")
+        enforcement = None if level is None else Enforcement(level)
         return cls(**{**fields, "enforcement": enforcement})
 
     def to_fields(self) -> dict[str, Any]:
-        """Return what an entry says; of no gate nothing."""
+        """Return the entry's fields; without a gate those of a gate are missing."""
         fields = asdict(self)
-        for of_a_gate in ("enforcement", "message"):
-            if fields[of_a_gate] is None:
-                del fields[of_a_gate]
+        for name in ("enforcement", "message"):
+            if fields[name] is None:
+                del fields[name]
         return fields
 
 
 @dataclass(kw_only=True, eq=False)
 class UseOfData:
-    """Charges of one use to one account, summed up. Days are all that a ledger knows of time.
+    """Charges of one use to one account, summed up. A ledger knows days, and no other times.
 
     Attributes:
         use: Run, app and purpose; None where the charge does not say.
         unit: `record` or `client`.
         source: Name of the data.
-        first_day: Of the charges, in UTC.
-        last_day: Of the charges, in UTC.
-        charges: How many there were.
+        first_day: Day of the first charge, in UTC.
+        last_day: Day of the last charge, in UTC.
+        charges: Number of charges.
         releases: Each kind of release, with its count.
     """
 
@@ -171,10 +170,10 @@ class Reliance:
     Attributes:
         use: Run, app and purpose.
         source: Name of the data.
-        clipping_norm: The largest that an answer was clipped to.
-        first_day: Of the answers, in UTC.
-        last_day: Of the answers, in UTC.
-        answers: How many there were.
+        clipping_norm: The largest norm to which an answer was clipped.
+        first_day: Day of the first answer, in UTC.
+        last_day: Day of the last answer, in UTC.
+        answers: Number of answers.
     """
 
     use: Use
@@ -190,7 +189,7 @@ class Marks:
     """The state of a node's store of secure sums.
 
     Attributes:
-        count: Marks that it ever held.
+        count: Number of marks that it ever held.
         last: Hash over all of them, in hex.
     """
 
@@ -199,7 +198,7 @@ class Marks:
 
 
 class ChargeTerms(TypedDict, total=False):
-    """Keywords of a charge, besides whose data it is for and of what event."""
+    """Keywords of a charge, besides account and event."""
 
     budget: Required[PrivacyBudget | None]
     what: Required[str]
@@ -211,16 +210,16 @@ class ChargeTerms(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Whose releases add up: all data that ever shared a source or a fingerprint.
+    """The data whose releases add up: all that ever shared a source or a fingerprint.
 
-    A source that comes with another fingerprint has changed, and most of its records are likely to
-    be the same; a fingerprint under another source is the same data elsewhere. Both go on spending
-    from where they were.
+    A source with another fingerprint has changed, and most of its records are likely to be the
+    same. A fingerprint under another source is the same data elsewhere. Both continue the earlier
+    spending.
 
     Attributes:
         unit: `record` or `client` (the node's whole data).
         source: Where the data come from: a name that stays the same when they change.
-        fingerprint: Of the data themselves; None if unknown.
+        fingerprint: Digest of the data themselves; None if unknown.
     """
 
     unit: str
@@ -231,7 +230,7 @@ class Account:
         """Validate.
 
         Raises:
-            ValueError: If the unit is unknown or a name is empty or can't be printed.
+            ValueError: The unit is unknown, or a name is empty or not printable.
         """
         if self.unit not in _UNITS:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
@@ -241,11 +240,11 @@ class Account:
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
-        """The names that it is known by."""
-        known = [(self.unit, "source", self.source)]
+        """The keys under which its spending is found."""
+        keys = [(self.unit, "source", self.source)]
         if self.fingerprint is not None:
-            known.append((self.unit, "fingerprint", self.fingerprint))
-        return tuple(known)
+            keys.append((self.unit, "fingerprint", self.fingerprint))
+        return tuple(keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +253,7 @@ class RunLimit:
 
     Attributes:
         run: A name of the run that outlives restarts.
-        budget: What it may spend by itself.
+        budget: The budget of this run alone.
     """
 
     run: str
@@ -264,21 +263,21 @@ class RunLimit:
         """Validate.
 
         Raises:
-            ValueError: If the name is empty or can't be printed.
+            ValueError: The name is empty or not printable.
         """
         require_printable(self.run)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """A charge as an entry says it.
+    """A charge as an entry records it.
 
     Attributes:
-        account: Whose data.
-        event: What one release is charged as.
-        count: How many there are.
-        cap: The owner's, over everything; None: there was none.
-        limit: That of the run that asked; None: it had none of its own.
+        account: The account charged.
+        event: The event of one release.
+        count: Number of releases.
+        cap: The owner's cap over everything; None: there was none.
+        limit: Limit of the run that asked; None: it had none of its own.
         neighboring_relation: Which data are neighbours.
     """
 
@@ -290,26 +289,28 @@ class Charge:
     neighboring_relation: NeighboringRelation
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Read an entry's fields.
 
         Raises:
-            KeyError: If a field is missing.
-            TypeError: If it is of another form.
-            ValueError: If it is out of range, or there is neither limit.
+            KeyError: A field is missing.
+            TypeError: A field has another form.
+            ValueError: A field is out of range, or there is neither limit.
         """
         event, count = release_from_dict(fields)
-        cap, limit = fields["budget"], fields["limit"]
+        cap, limit = None, None
+        if fields["budget"] is not None:
+            cap = PrivacyBudget(**fields["budget"])
+        if (of_run := fields["limit"]) is not None:
+            limit = RunLimit(run=of_run["run"], budget=PrivacyBudget(**of_run["budget"]))
         charge = cls(
             account=Account(
                 unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
             ),
             event=event,
             count=count,
-            cap=None if cap is None else PrivacyBudget(**cap),
-            limit=None
-            if limit is None
-            else RunLimit(run=limit["run"], budget=PrivacyBudget(**limit["budget"])),
+            cap=cap,
+            limit=limit,
             neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
         )
         _ = charge.first_limit
@@ -317,10 +318,10 @@ class Charge:
 
     @property
     def first_limit(self) -> PrivacyBudget:
-        """The cap, or what its run may spend: what bounds everything beforehand.
+        """The cap, or the run's budget where there is none. It bounds everything beforehand.
 
         Raises:
-            ValueError: If there is neither.
+            ValueError: There is neither.
         """
         if self.cap is not None:
             return self.cap
@@ -328,18 +329,18 @@ class Charge:
             raise ValueError("a charge needs a limit: the owner's cap, or what its run may spend")
         return self.limit.budget
 
-    def less(self, part: float) -> Self:
+    def with_smaller_limits(self, part: float) -> Self:
         """Return the same charge under limits that are smaller by a part of their epsilon."""
 
         def lowered(budget: PrivacyBudget) -> PrivacyBudget:
             return replace(budget, epsilon=(1.0 - part) * budget.epsilon)
 
-        limit = self.limit
-        return replace(
-            self,
-            cap=None if self.cap is None else lowered(self.cap),
-            limit=None if limit is None else replace(limit, budget=lowered(limit.budget)),
-        )
+        cap, limit = self.cap, self.limit
+        if cap is not None:
+            cap = lowered(cap)
+        if limit is not None:
+            limit = replace(limit, budget=lowered(limit.budget))
+        return replace(self, cap=cap, limit=limit)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -348,11 +349,11 @@ class Tally:
 
     Attributes:
         releases: Each kind of release, with its count.
-        neighboring_relations: Of the runs that spent.
+        neighboring_relations: Neighbouring relations of the runs that spent.
         first: Entry of the first charge.
-        first_limit: The limit at the first charge, fixed before any release; later ones are
+        first_limit: The limit at the first charge, fixed before any release. Later charges are
             admitted at no larger delta. None: nothing was charged.
-        most_epsilon: The largest that a charge was admitted under.
+        most_epsilon: The largest epsilon of a limit that admitted a charge.
     """
 
     releases: Counter[PrivacyEvent] = field(default_factory=Counter)
@@ -381,10 +382,10 @@ class Tally:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent so far, at the first delta.
 
-        Of releases of one kind, as if their number had been fixed beforehand: while its owner may
-        still stop or go on, what holds is the first limit. With noise that changed, or a limit
-        that grew, it is a bound that holds at every look: no ledger knows whether a cap
-        was there before.
+        For releases of one kind it is computed as if their number had been fixed beforehand. While
+        the owner may still stop or continue, the first limit is what holds. With noise that
+        changed, or a limit that grew, it is a bound that holds at every look: no ledger knows
+        whether a cap existed before.
         """
         first = self.first_limit
         if first is None:
@@ -392,13 +393,13 @@ class Tally:
         history, share = self.history, (1.0 - DECLARED_SHARE) * first.delta
         fixed = not self.open_ended and self.most_epsilon <= first.epsilon
 
-        def under(relation: NeighboringRelation) -> EpsilonBounds:
+        def bounds_under(relation: NeighboringRelation) -> EpsilonBounds:
             if fixed and len(history) == 1:
                 return epsilon(history, first.delta, neighboring_relation=relation)
             return EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
 
-        bounds = [under(relation) for relation in _to_keep(self.neighboring_relations)]
-        return max(bounds, key=lambda each: each.best)
+        candidates = [bounds_under(relation) for relation in _to_keep(self.neighboring_relations)]
+        return max(candidates, key=lambda bounds: bounds.best)
 
     def would_exceed(
         self,
@@ -416,8 +417,8 @@ class Tally:
 
         def fits(relation: NeighboringRelation) -> bool:
             if len(after) == 1:
-                ((only, times),) = after
-                if _fit(only, times, declared, DECLARED_SHARE * delta, relation):
+                ((kind, total),) = after
+                if _fit(kind, total, declared, DECLARED_SHARE * delta, relation):
                     return True
             spent = _odometer(first, relation).epsilon(after, share)
             return spent <= budget.epsilon * (1.0 + _ROUNDING)
@@ -425,7 +426,7 @@ class Tally:
         return not all(map(fits, _to_keep(self.neighboring_relations | {neighboring_relation})))
 
     def room(self, budget: PrivacyBudget) -> float:
-        """Return the epsilon of a run of Gaussian noise, all of it, that still fits a limit."""
+        """Return the epsilon that still fits a limit, for a run that uses Gaussian noise only."""
         first = self.first_limit
         if first is None:
             return budget.epsilon
@@ -434,7 +435,9 @@ class Tally:
             _odometer(first, relation).gaussian_room(self.history, replace(budget, delta=share))
             for relation in _to_keep(self.neighboring_relations)
         )
-        return gaussian_epsilon(1.0 / mu, budget.delta) if mu else 0.0
+        if not mu:
+            return 0.0
+        return gaussian_epsilon(1.0 / mu, budget.delta)
 
     def most(
         self,
@@ -443,7 +446,7 @@ class Tally:
         budget: PrivacyBudget,
         neighboring_relation: NeighboringRelation,
     ) -> int:
-        """Return how many more of `event` fit into `budget`, ten million at most."""
+        """Return how many more of `event` fit into `budget`, at most ten million."""
         low, high = 0, 1
         while high <= _MOST_RELEASES and not self.would_exceed(
             event, count=high, budget=budget, neighboring_relation=neighboring_relation
@@ -455,11 +458,14 @@ class Tally:
             exceeds = self.would_exceed(
                 event, count=middle, budget=budget, neighboring_relation=neighboring_relation
             )
-            low, high = (low, middle) if exceeds else (middle, high)
+            if exceeds:
+                high = middle
+            else:
+                low = middle
         return low
 
-    def take_in(self, sequence: int, charge: Charge, budget: PrivacyBudget) -> None:
-        """Take in an entry's charge that was admitted under a limit."""
+    def add(self, sequence: int, charge: Charge, budget: PrivacyBudget) -> None:
+        """Add an entry's charge, which a limit admitted."""
         if self.first_limit is None:
             self.first, self.first_limit = sequence, budget
         self.most_epsilon = max(self.most_epsilon, budget.epsilon)
@@ -467,7 +473,7 @@ class Tally:
         self.neighboring_relations.add(charge.neighboring_relation)
 
     def absorb(self, other: Tally) -> None:
-        """Take in another one's releases: they turned out to be of one account."""
+        """Add another tally's releases: both turned out to be of one account."""
         self.releases += other.releases
         self.neighboring_relations |= other.neighboring_relations
         self.most_epsilon = max(self.most_epsilon, other.most_epsilon)
@@ -481,11 +487,11 @@ class Spending(Tally):
 
     Attributes:
         unit: `record` or `client`.
-        sources: Names of where its data came from.
-        fingerprints: Of its data over time.
-        charges: How many charges there were, each of one or more releases.
+        sources: Names of the sources of its data.
+        fingerprints: Fingerprints of its data over time.
+        charges: Number of charges, each of one or more releases.
         uncapped: Whether there was a charge without a cap, which its run's budget alone limits.
-        runs: What each run has spent by itself, by its name.
+        runs: The tally of each run alone, by its name.
     """
 
     unit: str
@@ -497,48 +503,45 @@ class Spending(Tally):
 
     @property
     def open_ended(self) -> bool:
-        """Whether several runs have spent, and no cap was there for all of them."""
+        """Whether several runs have spent, and not all of them under a cap."""
         return self.uncapped and len(self.runs) > 1
 
-    def limit_exceeded(
-        self,
-        charge: Charge,
-    ) -> Limit | None:
-        """Return which limit a charge would exceed; None if it keeps both."""
-        asked: list[tuple[Limit, Tally, PrivacyBudget]] = []
+    def limit_exceeded(self, charge: Charge) -> Limit | None:
+        """Return which limit a charge would exceed; None if it exceeds neither."""
+        limits: list[tuple[Limit, Tally, PrivacyBudget]] = []
         if charge.cap is not None:
-            asked.append((Limit.CAP, self, charge.cap))
+            limits.append((Limit.CAP, self, charge.cap))
         if (limit := charge.limit) is not None:
-            asked.append((Limit.RUN, self.runs.get(limit.run, Tally()), limit.budget))
-        for name, tally, allowed in asked:
+            limits.append((Limit.RUN, self.runs.get(limit.run, Tally()), limit.budget))
+        for name, tally, budget in limits:
             if tally.would_exceed(
                 charge.event,
                 count=charge.count,
-                budget=allowed,
+                budget=budget,
                 neighboring_relation=charge.neighboring_relation,
             ):
                 return name
         return None
 
-    def take_in_charge(self, sequence: int, charge: Charge) -> None:
-        """Take in an entry's charge, for the account and for its run."""
-        self.take_in(sequence, charge, charge.first_limit)
+    def add_charge(self, sequence: int, charge: Charge) -> None:
+        """Add an entry's charge to the account and to its run."""
+        self.add(sequence, charge, charge.first_limit)
         if charge.limit is not None:
             run = self.runs.setdefault(charge.limit.run, Tally())
-            run.take_in(sequence, charge, charge.limit.budget)
+            run.add(sequence, charge, charge.limit.budget)
         self.uncapped = self.uncapped or charge.cap is None
         self.sources.add(charge.account.source)
         self.charges += 1
 
-    def take_off(self, charge: Charge) -> None:
-        """Take off a charge's releases: noise went out instead."""
-        made = Counter({charge.event: charge.count})
-        self.releases -= made
+    def remove(self, charge: Charge) -> None:
+        """Remove a charge's releases: noise went out instead."""
+        releases = Counter({charge.event: charge.count})
+        self.releases -= releases
         if charge.limit is not None:
-            self.runs[charge.limit.run].releases -= made
+            self.runs[charge.limit.run].releases -= releases
 
     def absorb_account(self, other: Spending) -> None:
-        """Take in another account's spending: they turned out to be one."""
+        """Add another account's spending: both turned out to be one."""
         self.absorb(other)
         self.sources |= other.sources
         self.fingerprints |= other.fingerprints
@@ -549,7 +552,7 @@ class Spending(Tally):
 
 
 class MessageCharged(PrivacyBudgetExhausted):
-    """The message was charged before: it is answered once, and nothing is released again."""
+    """The message was charged before. It is answered once, and nothing is released again."""
 
 
 class ConsentRevoked(PrivacyBudgetExhausted):
@@ -565,12 +568,12 @@ class NodeLedger(ChainedLedger):
         """Use `open` or `read` instead."""
         super().__init__(store, witness)
         self._by_key: dict[tuple[str, str, str], Spending] = {}
-        # By unit and source alone: what decides before the data are read.
+        # By unit and source alone: these decide before the data are read.
         self._by_source: dict[tuple[str, str], Spending] = {}
         self._unread: dict[int, Charge] = {}
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
-        self._messages: set[str] = set()  # that were charged or relied upon
+        self._messages: set[str] = set()  # ids of messages that were charged or relied upon
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
         self._reliances: dict[tuple[Use, str], Reliance] = {}
 
@@ -581,14 +584,14 @@ class NodeLedger(ChainedLedger):
         Args:
             location: An SQLite file or a SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as
                 long as the data.
-            witness: A second place that is told of each entry, and that the ledger is compared with
+            witness: A second place that notes each entry, and with which the ledger is compared
                 now; see `witness_at`.
 
         Raises:
-            LedgerCorrupted: If it is no node's ledger, an entry does not match the chain, or its
-                witness knows of another state.
-            LedgerUnavailable: If the disk or the database fails, or the witness.
-            ValueError: If the file's folder does not exist, or the witness lies beside the ledger.
+            LedgerCorrupted: It is no node's ledger, an entry does not match the chain, or its
+                witness has another state.
+            LedgerUnavailable: The disk, the database or the witness fails.
+            ValueError: The file's folder does not exist, or the witness lies beside the ledger.
         """
         ledger = cls(LedgerStore.writable(location), witness)
         with ledger._first_transaction() as connection:
@@ -601,46 +604,50 @@ class NodeLedger(ChainedLedger):
         """Tell whether a ledger is a node's, and not a training's.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it can't be read.
+            FileNotFoundError: There is no such file.
+            LedgerCorrupted: It can't be read.
         """
         entries = _entries_at(location)
         return bool(entries) and entries[0].fields.get("kind") == "node"
 
     @classmethod
     def day_of_revocation(cls, location: str | Path) -> str | None:
-        """Return the day on which a ledger's owner revoked every use; None if not, or without one.
+        """Return the day on which the owner revoked every use; None if not, or without a ledger.
 
-        Quick, and without verifying the chain: each charge verifies it.
+        It is quick, as it does not verify the chain: each charge does.
 
         Raises:
-            LedgerCorrupted: If it can't be read.
-            LedgerUnavailable: If the disk or the database fails.
+            LedgerCorrupted: The ledger can't be read.
+            LedgerUnavailable: The disk or the database fails.
         """
-        entries = _entries_if_any(location)
-        revoked = (each.fields for each in entries if '"revoked"' in each.payload)
-        return next((str(each["day"]) for each in revoked if each["kind"] == "revoked"), None)
+        for entry in _entries_if_any(location):
+            # The text first: to read every entry's fields takes long.
+            if '"revoked"' in entry.payload and entry.kind == "revoked":
+                return str(entry.fields["day"])
+        return None
 
     @classmethod
     def marks_of_store(cls, location: str | Path, store: str) -> Marks | None:
-        """Return the last state that a ledger knows of a store of secure sums; None without one.
+        """Return the last noted state of a store of secure sums; None if there is none.
 
-        Quick, and without verifying the chain: `note_marks` verifies it.
+        It is quick, as it does not verify the chain: `note_marks` does.
 
         Raises:
-            LedgerCorrupted: If it can't be read.
-            LedgerUnavailable: If the disk or the database fails.
+            LedgerCorrupted: The ledger can't be read.
+            LedgerUnavailable: The disk or the database fails.
         """
-        entries = _entries_if_any(location)
-        marks = (each.fields for each in reversed(entries) if '"marks"' in each.payload)
-        found = (each for each in marks if each["kind"] == "marks" and each["store"] == store)
-        return next((Marks(count=each["count"], last=each["last"]) for each in found), None)
+        for entry in reversed(_entries_if_any(location)):
+            if '"marks"' in entry.payload and entry.kind == "marks":
+                fields = entry.fields
+                if fields["store"] == store:
+                    return Marks(count=fields["count"], last=fields["last"])
+        return None
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
         """The spending of each account, in the order of their first release, as last read."""
-        distinct = {id(each): each for each in self._by_key.values()}
-        return tuple(sorted(distinct.values(), key=lambda each: each.first))
+        distinct = {id(spending): spending for spending in self._by_key.values()}
+        return tuple(sorted(distinct.values(), key=lambda spending: spending.first))
 
     @property
     def revoked(self) -> str | None:
@@ -649,23 +656,23 @@ class NodeLedger(ChainedLedger):
 
     @property
     def uses(self) -> tuple[UseOfData, ...]:
-        """By whom and for what the data were used, in the order of the first charge."""
+        """The uses of the data, in the order of their first charge."""
         return tuple(self._uses.values())
 
     @property
     def reliances(self) -> tuple[Reliance, ...]:
-        """By whom and for what the server's noise was relied upon, in the order of the first."""
+        """The uses that relied upon the server's noise, in the order of their first answer."""
         return tuple(self._reliances.values())
 
     def revoke(self) -> None:
         """Write down that nothing is ever charged again.
 
-        It can't be taken back: an owner who agrees later begins a new ledger, with a cap that is
-        lower by what this one has spent.
+        It can't be undone. An owner who agrees later starts a new ledger, with a cap that is lower
+        by what this one has spent.
 
         Raises:
-            LedgerUnavailable: If it can't be written.
-            ValueError: If it was revoked before.
+            LedgerUnavailable: It can't be written.
+            ValueError: It was revoked before.
         """
         with self._transaction() as connection:
             if self._revoked is not None:
@@ -675,18 +682,18 @@ class NodeLedger(ChainedLedger):
     def note_reliance(self, source: str, *, clipping_norm: float, use: Use) -> None:
         """Write down, before it is made, that an answer leaves clipped and without noise.
 
-        Nothing is charged: how private it is depends on noise that the server adds.
+        Nothing is charged: how private the answer is depends on noise that the server adds.
 
         Args:
             source: Name of the data.
-            clipping_norm: Bound on the answer's update.
-            use: For what and on whose behalf.
+            clipping_norm: Bound on the norm of the answer's update.
+            use: The purpose, and on whose behalf.
 
         Raises:
-            ConsentRevoked: If the owner has revoked every use; then nothing is written.
-            MessageCharged: If the message was answered before; then nothing is written.
-            LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If an argument is out of range.
+            ConsentRevoked: The owner has revoked every use; then nothing is written.
+            MessageCharged: The message was answered before; then nothing is written.
+            LedgerUnavailable: It can't be written; then nothing may be released.
+            ValueError: An argument is out of range.
         """
         require_printable(source)
         require_positive(clipping_norm=clipping_norm)
@@ -708,26 +715,22 @@ class NodeLedger(ChainedLedger):
             )
 
     def note_marks(self, store: str, marks: Marks) -> None:
-        """Write down how far a store of secure sums has come: an older copy of it is known by that.
+        """Write down the state of a store of secure sums, so that an older copy of it is detected.
 
-        Nothing is written if it has come further by another process.
-
-        Args:
-            store: Its name.
-            marks: Its state.
+        Nothing is written if another process has brought it further.
 
         Raises:
-            LedgerUnavailable: If it can't be written; then nothing may be answered.
+            LedgerUnavailable: It can't be written; then nothing may be answered.
         """
         with self._transaction() as connection:
-            known = self._marks.get(store)
-            if known is None or known.count < marks.count:
+            noted = self._marks.get(store)
+            if noted is None or noted.count < marks.count:
                 self._append(connection, {"kind": "marks", "store": store, **asdict(marks)})
 
     def spending(self, account: Account) -> Spending:
-        """Return what an account has spent so far, as of now.
+        """Return what an account has spent so far.
 
-        Of accounts that have nothing in common so far but that `account` joins, all together.
+        Accounts that only `account` connects are added up.
         """
         with self._transaction():
             return self._joined(account)
@@ -738,24 +741,24 @@ class NodeLedger(ChainedLedger):
             return self._of_source(account)
 
     def charge(self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]) -> None:
-        """Write releases to disk as spent, before they are made; whatever happens then, they are.
+        """Write releases to disk as spent, before they are made. They count whatever happens then.
 
         Args:
-            account: Whose data.
-            event: What one release is charged as.
+            account: The account to charge.
+            event: The event of one release.
             **terms: `budget`, the owner's cap over everything that the account ever spends, None
                 where there is none; `limit`, what the run that asks may spend by itself, needed
                 where there is no cap; `what`, a name for the entries, for instance the run and the
                 round; `count`, how many releases, 1 unless given; `neighboring_relation`, which
-                data are neighbours, zero-out unless given; `use`, for what and on whose behalf.
+                data are neighbours, zero-out unless given; `use`, the purpose, and on whose behalf.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed either, which it names; then nothing is
+            PrivacyBudgetExhausted: It would exceed a limit, which the text names; then nothing is
                 written.
-            ConsentRevoked: If the owner has revoked every use; then nothing is written.
-            MessageCharged: If the message of `use` was charged before; then nothing is written.
-            LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If an argument is out of range.
+            ConsentRevoked: The owner has revoked every use; then nothing is written.
+            MessageCharged: The message of `use` was charged before; then nothing is written.
+            LedgerUnavailable: It can't be written; then nothing may be released.
+            ValueError: An argument is out of range.
         """
         self._charge(account, event, unread=False, **terms)
 
@@ -764,39 +767,39 @@ class NodeLedger(ChainedLedger):
     ) -> int:
         """Write releases to disk as spent before their data are read: the source alone decides.
 
-        Whether it is refused, and so what is seen of that, depends on no record: not even by way of
-        a fingerprint that another source has, now or in earlier charges.
+        Whether it is refused depends on no record, and neither does anything that others can see of
+        that: not even by a fingerprint that another source has, now or in earlier charges.
 
         Args:
-            account: Whose data; its fingerprint is not looked at.
-            event: What one release is charged as.
-            **terms: As in `charge`; both limits count what was charged to this source.
+            account: The account to charge; its fingerprint is ignored.
+            event: The event of one release.
+            **terms: Keywords as in `charge`. Both limits count what was charged to this source.
 
         Returns:
             The charge's number, for `name_data`.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
-            ConsentRevoked: If the owner has revoked every use; then nothing is written.
-            ValueError: If an argument is out of range.
+            PrivacyBudgetExhausted: As in `charge`.
+            ConsentRevoked: As in `charge`.
+            ValueError: As in `charge`.
         """
         unnamed = Account(unit=account.unit, source=account.source)
         return self._charge(unnamed, event, unread=True, **terms)
 
     def name_data(self, charge: int, fingerprint: str) -> bool:
-        """Say which data a charge was for, and return whether they may be released.
+        """Record which data a charge was for, and return whether they may be released.
 
         Args:
-            charge: As from `charge_unread`; named once.
-            fingerprint: Of the data.
+            charge: The number from `charge_unread`; it is named once.
+            fingerprint: Digest of the data.
 
         Returns:
-            False if everything that these data were ever charged, under any source, would exceed
-            a limit: then only noise may be released, and the charge no longer counts as spent
-            by the data. It goes on counting for `charge_unread`.
+            False if everything that these data were ever charged, under any source, would exceed a
+            limit. Then only noise may be released, and the charge no longer counts as spent by the
+            data. It still counts for `charge_unread`.
 
         Raises:
-            ValueError: If there is no such charge, or it was named.
+            ValueError: There is no such charge, or it was named.
         """
         with self._transaction() as connection:
             if charge not in self._unread:
@@ -814,25 +817,25 @@ class NodeLedger(ChainedLedger):
         return released
 
     def require_owed(self) -> None:
-        """Check that charges were taken off the data only where there was no room for them.
+        """Check that charges were removed from the data only where there was no room for them.
 
-        That is all that entries say of themselves: what a release was charged as, its run's plan
-        knows, and no node's ledger holds it.
+        Entries say no more about themselves: only a run's plan knows what a release should be
+        charged as, and no node's ledger holds it.
 
         Raises:
-            LedgerCorrupted: If an entry says that noise went out, and the data had room.
+            LedgerCorrupted: An entry says that noise went out, and the data had room.
         """
-        so_far = type(self)(self._store)
+        earlier = type(self)(self._store)
         for entry in self._entries:
             fields = entry.fields
             if fields["kind"] == "data" and not fields["released"]:
-                charge = so_far._unread[fields["charge"]].less(ANOTHER_VERSION)
-                if so_far._fits_the_data(charge, fields["fingerprint"]):
+                charge = earlier._unread[fields["charge"]].with_smaller_limits(ANOTHER_VERSION)
+                if earlier._fits_the_data(charge, fields["fingerprint"]):
                     raise LedgerCorrupted(
                         f"entry {entry.sequence} takes entry {fields['charge']} off the data, and "
                         "there was room for it: it was written by nobody's ledger"
                     )
-            so_far._take_in(entry)
+            earlier._accept(entry)
 
     def _charge(
         self,
@@ -872,32 +875,27 @@ class NodeLedger(ChainedLedger):
                     f"{what} would exceed {_in_words(exceeded, charge)}, for the data of "
                     f"'{account.source}', which have been charged {spending.charges} times"
                 )
-            entry = self._append(
-                connection,
-                {
-                    "kind": "charge",
-                    "unit": account.unit,
-                    "source": account.source,
-                    "fingerprint": account.fingerprint,
-                    "what": what,
-                    **event_to_dict(event),
-                    "count": count,
-                    "budget": None if budget is None else asdict(budget),
-                    "limit": None if limit is None else asdict(limit),
-                    "neighboring_relation": str(neighboring_relation),
-                    "day": today(),  # for its owner; a time would show how long training took
-                    **({"unread": True} if unread else {}),
-                    **({} if use is None else {"use": use.to_fields()}),
-                },
-            )
-        return entry.sequence
+            fields: dict[str, Any] = {
+                "kind": "charge",
+                "unit": account.unit,
+                "source": account.source,
+                "fingerprint": account.fingerprint,
+                "what": what,
+                **event_to_dict(event),
+                "count": count,
+                "budget": None if budget is None else asdict(budget),
+                "limit": None if limit is None else asdict(limit),
+                "neighboring_relation": str(neighboring_relation),
+                "day": today(),  # for its owner; a time would show how long training took
+            }
+            if unread:
+                fields["unread"] = True
+            if use is not None:
+                fields["use"] = use.to_fields()
+            return self._append(connection, fields).sequence
 
     def _require_new(self, use: Use | None) -> None:
-        """Refuse a message that was charged before.
-
-        Raises:
-            MessageCharged: If it was.
-        """
+        """Refuse a message that was charged before."""
         if use is not None and use.message in self._messages:
             raise MessageCharged(f"message {use.message} of run {use.run} was charged before")
 
@@ -906,29 +904,28 @@ class NodeLedger(ChainedLedger):
             self._messages.add(use.message)
 
     def _fits_the_data(self, charge: Charge, fingerprint: str) -> bool:
-        """Tell whether a charge that is among the spent fits behind all others of its data."""
+        """Tell whether a charge that is already counted fits after all others of its data."""
         spending = self._joined(replace(charge.account, fingerprint=fingerprint))
-        spending.take_off(charge)
+        spending.remove(charge)
         return spending.limit_exceeded(charge) is None
 
     def _of_source(self, account: Account) -> Spending:
         """Return what was charged under a source's name, as a copy."""
-        alone = Spending(unit=account.unit)
+        copy = Spending(unit=account.unit)
         if (account.unit, account.source) in self._by_source:
-            alone.absorb_account(self._by_source[account.unit, account.source])
-        return alone
+            copy.absorb_account(self._by_source[account.unit, account.source])
+        return copy
 
     def _joined(self, account: Account) -> Spending:
-        """Return the spending of all that `account` is known by, as a copy."""
+        """Return the sum of all spendings that share a key with `account`, as a copy."""
         joined = Spending(unit=account.unit)
-        for each in self._known_as(account):
-            joined.absorb_account(each)
+        for spending in self._spendings_of(account):
+            joined.absorb_account(spending)
         return joined
 
-    def _known_as(self, account: Account) -> list[Spending]:
-        """Return every spending that shares a name with `account`, each once."""
-        known = [self._by_key[key] for key in account.keys if key in self._by_key]
-        return list({id(each): each for each in known}.values())
+    def _spendings_of(self, account: Account) -> list[Spending]:
+        spendings = [self._by_key[key] for key in account.keys if key in self._by_key]
+        return list({id(spending): spending for spending in spendings}.values())
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
@@ -952,64 +949,65 @@ class NodeLedger(ChainedLedger):
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
     def _replay_charge(self, sequence: int, fields: dict[str, Any]) -> None:
-        charge, what = Charge.of(fields), fields["what"]
-        require_printable(what)
+        charge = Charge.from_fields(fields)
+        require_printable(fields["what"])
         account = charge.account
         self._replay_use(charge, fields)
-        # One that is alone goes on: a ledger is read often, and a copy for each entry takes long.
-        known = self._known_as(account)
-        spending = known[0] if len(known) == 1 else self._joined(account)
-        alone = self._by_source.setdefault(
+        # A single one is used itself: ledgers are read often, and a copy for each entry is slow.
+        spendings = self._spendings_of(account)
+        spending = spendings[0] if len(spendings) == 1 else self._joined(account)
+        of_source = self._by_source.setdefault(
             (account.unit, account.source), Spending(unit=account.unit)
         )
-        # Charged twice over: to all that share a name, and to the source, which decides unread.
-        for each in (spending, alone):
-            each.take_in_charge(sequence, charge)
-        self._know(spending, account)
+        # Charged to all data that share a key, and to the source, which decides for unread data.
+        spending.add_charge(sequence, charge)
+        of_source.add_charge(sequence, charge)
+        self._index(spending, account)
         if fields.get("unread"):
             self._unread[sequence] = charge
 
     def _replay_use(self, charge: Charge, fields: dict[str, Any]) -> None:
         account = charge.account
-        use = Use.of(fields["use"]) if "use" in fields else None
+        use = Use.from_fields(fields["use"]) if "use" in fields else None
         self._note_message(use)
         day = str(fields.get("day", "unknown"))
         require_printable(day)
-        found = self._uses.setdefault(
+        summary = self._uses.setdefault(
             (use, account.unit, account.source),
             UseOfData(
                 use=use, unit=account.unit, source=account.source, first_day=day, last_day=day
             ),
         )
-        found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
-        found.charges += 1
-        found.releases[charge.event] += charge.count
+        summary.first_day = min(summary.first_day, day)
+        summary.last_day = max(summary.last_day, day)
+        summary.charges += 1
+        summary.releases[charge.event] += charge.count
 
     def _replay_reliance(self, fields: dict[str, Any]) -> None:
-        use, source, day = Use.of(fields["use"]), fields["source"], fields["day"]
+        use, source, day = Use.from_fields(fields["use"]), fields["source"], fields["day"]
         norm = fields["clipping_norm"]
         self._note_message(use)
         require_printable(source)
         require_printable(day)
         require_positive(clipping_norm=norm)
-        found = self._reliances.setdefault(
+        reliance = self._reliances.setdefault(
             (use, source),
             Reliance(use=use, source=source, clipping_norm=norm, first_day=day, last_day=day),
         )
-        found.clipping_norm = max(found.clipping_norm, norm)
-        found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
-        found.answers += 1
+        reliance.clipping_norm = max(reliance.clipping_norm, norm)
+        reliance.first_day = min(reliance.first_day, day)
+        reliance.last_day = max(reliance.last_day, day)
+        reliance.answers += 1
 
     def _replay_name(self, fields: dict[str, Any]) -> None:
-        charged = self._unread.pop(fields["charge"])
-        account = replace(charged.account, fingerprint=fields["fingerprint"])
+        charge = self._unread.pop(fields["charge"])
+        account = replace(charge.account, fingerprint=fields["fingerprint"])
         spending = self._joined(account)
         if not fields["released"]:  # noise went out instead: the source stays charged, the data not
-            spending.take_off(charged)
-        self._know(spending, account)
+            spending.remove(charge)
+        self._index(spending, account)
 
-    def _know(self, spending: Spending, account: Account) -> None:
-        """Find a spending by every name that it has."""
+    def _index(self, spending: Spending, account: Account) -> None:
         if account.fingerprint is not None:
             spending.fingerprints.add(account.fingerprint)
         for source in spending.sources:
@@ -1019,7 +1017,6 @@ class NodeLedger(ChainedLedger):
 
 
 def _entries_at(location: str | Path) -> list[LedgerEntry]:
-    """Return the entries of a ledger, unverified."""
     store = LedgerStore.readable(location)
     try:
         with store.transaction() as connection:
@@ -1045,10 +1042,10 @@ def _fit(
 ) -> bool:
     """Tell whether `count` releases of one kind fit a budget.
 
-    A few more than asked for are looked at, so that most later questions compare two counters.
+    It certifies a few more than asked for, so that most later calls compare two counters.
     """
-    asked = (event, target_epsilon, delta, relation)
-    if count <= _CERTIFIED.get(asked, 0):
+    question = (event, target_epsilon, delta, relation)
+    if count <= _CERTIFIED.get(question, 0):
         return True
     for certified, interval in (
         (math.ceil(_AHEAD * count), SEARCH_INTERVAL),
@@ -1056,39 +1053,35 @@ def _fit(
         (count, None),
     ):
         history = freeze({event: certified})
-        if (
-            renyi_epsilon(history, delta, relation) <= target_epsilon
-            or tight_epsilon(history, delta, neighboring_relation=relation, interval=interval)
-            <= target_epsilon
-        ):
-            _CERTIFIED[asked] = certified
+        fits = renyi_epsilon(history, delta, relation) <= target_epsilon
+        if not fits:  # the slower bound, only where the quick one is too large
+            tight = tight_epsilon(history, delta, neighboring_relation=relation, interval=interval)
+            fits = tight <= target_epsilon
+        if fits:
+            _CERTIFIED[question] = certified
             return True
     return False
 
 
 def _in_words(exceeded: Limit, charge: Charge) -> str:
-    """Return a limit for the node's log."""
     cap, limit = charge.cap, charge.limit
     if exceeded is Limit.CAP:
-        assert cap is not None  # which was exceeded
+        assert cap is not None  # it was exceeded
         return f"{epsilon_at_delta(cap.epsilon, cap.delta)}, the cap over all runs"
     assert limit is not None
-    return (
-        f"{epsilon_at_delta(limit.budget.epsilon, limit.budget.delta)}, what {limit.run} "
-        "asked for itself"
-    )
+    budget = epsilon_at_delta(limit.budget.epsilon, limit.budget.delta)
+    return f"{budget}, what {limit.run} asked for itself"
 
 
 def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdometer:
-    """Return what bounds all releases; its orders follow from the first limit."""
     foreseen = replace(first, delta=(1.0 - DECLARED_SHARE) * first.delta)
     return RenyiOdometer(foreseen=foreseen, neighboring_relation=relation)
 
 
 def _to_keep(relations: set[NeighboringRelation]) -> list[NeighboringRelation]:
-    """Return the relations that a limit is kept under, in one order.
+    """Return the relations under which a limit has to hold, in a fixed order.
 
-    Each by itself: a sample of fixed size moves most when one is removed, others when one is
-    replaced. Zero-out alone never moves more than either.
+    Each is checked by itself: a sample of fixed size moves most when one unit is removed, others
+    when one is replaced. Zero-out alone never moves more than either.
     """
     return sorted(relations - {NeighboringRelation.ZERO_OUT} or relations)

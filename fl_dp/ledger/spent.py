@@ -1,4 +1,4 @@
-"""What a training has spent, as its ledger tells: to look at, with no way to spend more."""
+"""What a training has spent, read from its ledger. Nothing here spends more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SpentLedger(ChainedLedger):
         """Open a ledger as `ChainedLedger.read`, and check that its budget pays for its releases.
 
         Raises:
-            LedgerCorrupted: As there, or if more was reserved than the plan's rule admits.
+            LedgerCorrupted: As there, or more was reserved than the plan's rule admits.
         """
         ledger = super().read(location, witness=witness)
         try:
@@ -50,7 +50,7 @@ class SpentLedger(ChainedLedger):
         return ledger
 
     def _require_paid(self) -> None:
-        """Check that no release is beyond the budget, which no promise is above."""
+        """Check that no release exceeds the budget, with a margin for other versions' bounds."""
         gate = self.plan.filter(room=1.0 + ANOTHER_VERSION)
         for event in Counter(dict(self.history)).elements():
             if gate.would_exceed(event):
@@ -69,17 +69,18 @@ class SpentLedger(ChainedLedger):
 
     @property
     def rounds_spent(self) -> int:
-        """Rounds that were reserved, whether or not they were committed."""
+        """Number of reserved rounds, whether or not they were committed."""
         return self._state.rounds.total()
 
     @property
     def rounds_committed(self) -> int:
-        """Rounds whose release is known to have happened."""
-        return sum(self._state.reserved[each].index is not None for each in self._state.committed)
+        """Number of rounds whose release is known to have happened."""
+        committed = [self._state.reserved[entry] for entry in self._state.committed]
+        return sum(reservation.index is not None for reservation in committed)
 
     @property
     def other_releases_spent(self) -> int:
-        """Releases besides the rounds that were reserved."""
+        """Number of reserved releases besides the rounds."""
         return self._state.others.total()
 
     @property
@@ -89,18 +90,19 @@ class SpentLedger(ChainedLedger):
 
     @property
     def participations(self) -> dict[str, int]:
-        """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
+        """Rounds of each unit, where rounds name units; as private as the cohorts."""
         return dict(self._state.participations)
 
     def has_participations_left(self, unit: str, noise_multiplier: float) -> bool:
-        """Tell whether a unit may take part in a round of that noise, as far as a cap allows."""
+        """Tell whether a participation cap lets a unit take part in a round of that noise."""
         return self._state.has_participations_left(unit, self.plan.cap_share(noise_multiplier))
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rounds in which each unit could take part: its own, or those that were its group's turn.
+        """Rounds in which each unit could take part: its own, or those of its group's turn.
 
-        Of groups, as public as these: the ledger does not know how often a unit's coin came up.
+        Where groups take turns it is as public as the groups: the ledger does not know a unit's
+        coins.
         """
         law = self.plan.sampling
         if not law.takes_turns:
@@ -110,12 +112,12 @@ class SpentLedger(ChainedLedger):
 
     @property
     def last_index(self) -> dict[str, int]:
-        """The last index at which each unit took part, as far as rounds said so."""
+        """The last index at which each unit took part, where rounds name units."""
         return dict(self._state.last_index)
 
     @property
     def asked(self) -> dict[str, int]:
-        """The index at which each unit was asked whose answer to a buffer has not arrived."""
+        """Units that owe an answer to a buffer, with the index at which each was asked."""
         return dict(self._state.asks.asked)
 
     @property
@@ -125,7 +127,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def enforcement(self) -> Enforcement:
-        """What the promise holds by at all nodes that were asked, as each round's answers say."""
+        """The weakest enforcement at all nodes that were asked, as each round's answers say."""
         return self._state.enforcement
 
     @property
@@ -140,18 +142,20 @@ class SpentLedger(ChainedLedger):
 
     @property
     def choice(self) -> Choice | None:
-        """How the hyper-parameters were chosen, where the ledger knows; None: unknown."""
+        """How the hyper-parameters were chosen; None: unknown."""
         return self._state.choice
 
     @property
     def trained_as_chosen(self) -> bool:
-        """Whether the ledger knows the choice, and every opening since had the chosen settings."""
+        """Whether every opening since a known choice had the chosen settings."""
         return self._state.choice is not None and not self._state.changed_by_hand
 
     def reservation_of(self, what: str) -> Reservation | None:
         """Return the last reservation of that name, whether or not it was committed."""
-        named = [each for each in self._state.reserved.values() if each.what == what]
-        return named[-1] if named else None
+        for reservation in reversed(self._state.reserved.values()):
+            if reservation.what == what:
+                return reservation
+        return None
 
     @property
     def rule(self) -> str:
@@ -162,8 +166,8 @@ class SpentLedger(ChainedLedger):
     def history(self) -> FrozenHistory:
         """Every release that one unit is charged for so far.
 
-        Under a participation cap that is the cap's worth of rounds, for all clients alike: how
-        often a single unit did is private itself. Where units take turns it is one unit's turns.
+        Under a participation cap it is the cap's worth of rounds, for all clients alike: how often
+        a single unit took part is private. Where units take turns it is one unit's turns.
         """
         counted: Counter[PrivacyEvent] = Counter()
         for event, count in self._state.rounds.items():
@@ -177,11 +181,11 @@ class SpentLedger(ChainedLedger):
         return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
-        """Return what holds wherever the training may have been stopped.
+        """Return the epsilon that holds wherever the training may have been stopped.
 
-        While planned releases are missing that is the whole plan's epsilon, and not what is spent
-        so far: a stop that depends on what was released uses the rest of the plan, too. Never
-        more than the budget, which no release exceeds.
+        While planned releases are missing it is the whole plan's epsilon: a stop that depends on
+        what was released uses the rest of the plan, too. It never exceeds the budget, as no release
+        does.
         """
         spent = self.epsilon()
         if not self.history:
@@ -192,21 +196,21 @@ class SpentLedger(ChainedLedger):
         return self.plan.epsilon(promised).within(self.plan.budget.epsilon)
 
     def own_promises(self) -> tuple[EpsilonBounds, ...]:
-        """Return the promise to each group with a budget of its own; none where nobody has one."""
+        """Return the promise to each group with a budget of its own; empty without such groups."""
         return self.plan.own_epsilons(self.promised_history)
 
     @property
     def promised_history(self) -> FrozenHistory:
-        """The larger count of each event: all that is planned, and attempts beyond the plan.
+        """The larger count of each event: all planned, and attempts beyond the plan.
 
-        Nothing, as long as nothing was released.
+        It is empty as long as nothing was released.
         """
         if not self.history:
             return ()
         return freeze(Counter(dict(self.plan.history)) | Counter(dict(self.history)))
 
     def running_epsilon(self) -> float:
-        """Return a bound that is coarser and quick enough to ask for after every round.
+        """Return a coarser bound, quick enough for every round.
 
         Nothing was ever reserved beyond the budget, so the budget bounds it too.
         """
@@ -214,12 +218,12 @@ class SpentLedger(ChainedLedger):
         return min(coarse, self.plan.budget.epsilon)
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget, as of the last look."""
+        """Tell whether one more `event` would exceed the budget, as of the last read."""
         return self._state.gate.would_exceed(event)
 
     def another_round_exceeds(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more round, charged as `event`, would break the budget; see above."""
+        """Tell the same of one more round, charged as `event`."""
         return self._state.charges_another_round and self.would_exceed(event)
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        self._state.take_in(sequence, fields)
+        self._state.add(sequence, fields)

@@ -1,6 +1,6 @@
 """State of a training's ledger, folded from its entries one by one. No disk, no lock.
 
-Entry by entry is the one way in: what is spent can't depend on anything but the entries.
+Entries are the only input, so what is spent depends on nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .entries import SCHEMA, require_printable, require_schema
 
 
 class SeparationBroken(ValueError):
-    """A unit would take part again before it has rested as long as the plan says."""
+    """A unit would take part again before the plan's separation has passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Reservation:
     Attributes:
         sequence: Its entry in the ledger.
         what: `round 3`, or the name of another release.
-        noise_multiplier: Of the release, where it has one.
-        index: Of a round: how many rounds were reserved in the ledger before it, by any training. A
-            round that fails keeps its index. None for another release.
+        noise_multiplier: Noise multiplier of the release, where it has one.
+        index: For a round: number of rounds reserved before it, by any training. A round that fails
+            keeps its index. None for another release.
     """
 
     sequence: int
@@ -62,8 +62,7 @@ class Choice:
 
 
 _ROUNDING = 1.0 + 1e-12  # of a sum of parts of a cap
-_ANOTHER_MACHINE = 1e-9  # relative: its functions of floating-point numbers may round otherwise
-_OF_A_RESERVATION = {True: {"kind", "run"}, False: {"kind", "run", "what"}}  # by: is it a round
+_ANOTHER_MACHINE = 1e-9  # relative: its floating-point functions may round differently
 _RANDOMNESS = (SecureRandom.SECURE_KIND, SecureRandom.INSECURE_KIND)
 
 
@@ -72,21 +71,21 @@ class ParticipationCapReached(PrivacyBudgetExhausted):
 
 
 class TrainingState:
-    """What the entries so far come to.
+    """The state after the entries so far.
 
     Attributes:
-        rounds: Rounds that were reserved, by what each is charged as.
-        others: Other releases that were reserved, in the same way.
-        multipliers: Noise multiplier of each reserved round, in their order.
-        attempts: How often each round was reserved, by its number.
-        participations: Rounds of each unit, as far as rounds said so; of a buffer, its asks.
+        rounds: Number of reserved rounds by the event that each is charged as.
+        others: Number of other reserved releases by event.
+        multipliers: Noise multiplier of each reserved round, in order.
+        attempts: Number of reservations of each round, by its number.
+        participations: Rounds of each unit, where rounds name units; of a buffer, its asks.
         taken_of_cap: What the rounds of each unit take of a participation cap.
-        last_index: The last index at which each unit took part, as far as rounds said so.
-        asks: Who was asked for a contribution to a buffer, where there are any.
+        last_index: The last index at which each unit took part, where rounds name units.
+        asks: Asks for contributions to a buffer.
         group_of: The group of each unit, where there are groups.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
-        waiting: What each other release is charged as that was not committed, by its entry.
+        waiting: Event of each other release that was not committed, by its entry.
         randomness: Every source of randomness that the ledger was opened with.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
         changed_by_hand: Whether the ledger was opened with other settings after that.
@@ -118,31 +117,31 @@ class TrainingState:
     @property
     def plan(self) -> Plan:
         """The plan, which is the first entry."""
-        assert self._plan is not None  # each way to open a ledger sees to it
+        assert self._plan is not None  # each way to open a ledger ensures it
         return self._plan
 
     @property
     def gate(self) -> PrivacyFilter:
-        """The filter of the plan, with everything spent so far."""
+        """The plan's filter, with everything spent so far."""
         assert self._filter is not None  # it comes with the plan
         return self._filter
 
     @property
     def charges_another_round(self) -> bool:
-        """Whether one more reserved round raises what a unit is charged for at most."""
+        """Whether one more reserved round raises the largest charge of a unit."""
         reserved = self.rounds.total()
         return self.plan.charged_of(reserved + 1) > self.plan.charged_of(reserved)
 
     @property
     def enforcement(self) -> Enforcement:
-        """The weakest that a release was made under; `APP` where one shows nothing."""
+        """The weakest enforcement of any release; `APP` where one shows nothing."""
         return weakest(self._enforced.get(entry, Enforcement.APP) for entry in self.reserved)
 
-    def require_shows_nothing(self, entry: int) -> None:
-        """Check that an entry reserves a round of which no enforcement is written.
+    def require_no_enforcement(self, entry: int) -> None:
+        """Check that an entry reserves a round whose enforcement is not written yet.
 
         Raises:
-            ValueError: If it does not, or one is.
+            ValueError: It reserves no round, or the enforcement is written.
         """
         is_round = entry in self.reserved and self.reserved[entry].index is not None
         if not is_round or entry in self._enforced:
@@ -152,7 +151,7 @@ class TrainingState:
         """Check that units may take part at an index, after the ones at which they did.
 
         Raises:
-            SeparationBroken: If one has not rested for as long as the plan says.
+            SeparationBroken: One has not rested for as long as the plan says.
         """
         apart = self.plan.sampling.least_separation
         early = [unit for unit in units if index - self.last_index.get(unit, index - apart) < apart]
@@ -164,15 +163,15 @@ class TrainingState:
             )
 
     def has_participations_left(self, unit: str, share: float = 1.0) -> bool:
-        """Tell whether a unit may take part in a round that takes so much of a cap."""
+        """Tell whether a unit may take part in a round that takes `share` of a cap."""
         cap = self.plan.sampling.cap
         return cap is None or self.taken_of_cap.get(unit, 0.0) + share <= cap * _ROUNDING
 
     def require_participations_left(self, units: Iterable[str], share: float = 1.0) -> None:
-        """Check that units may take part once more, in a round that takes so much of a cap.
+        """Check that units may take part in a round that takes `share` of a cap.
 
         Raises:
-            ParticipationCapReached: If one has none left.
+            ParticipationCapReached: One has none left.
         """
         cap = self.plan.sampling.cap
         spent = [unit for unit in units if not self.has_participations_left(unit, share)]
@@ -186,7 +185,7 @@ class TrainingState:
         """Check that another release was declared.
 
         Raises:
-            ValueError: If it was not.
+            ValueError: It was not.
         """
         if event not in dict(self.plan.other_releases):
             raise ValueError(
@@ -201,11 +200,11 @@ class TrainingState:
         One that was reserved and never committed may be repeated, and is charged twice.
 
         Raises:
-            PrivacyBudgetExhausted: If it was not.
+            PrivacyBudgetExhausted: It was not.
         """
         declared = dict(self.plan.other_releases).get(event, 0)
-        made = self.others[event] - list(self.waiting.values()).count(event)
-        if made >= declared:
+        count = self.others[event] - list(self.waiting.values()).count(event)
+        if count >= declared:
             raise PrivacyBudgetExhausted(
                 f"{what} is among the plan's other_releases {declared} times, and was made as "
                 "often: declare how often it is made"
@@ -216,13 +215,13 @@ class TrainingState:
         number: int,
         participants: Sequence[str | int] | None,
     ) -> dict[str, Any]:
-        """Return what the next reservation of a round says: what the plan and the entries make it.
+        """Return the fields of a round's next reservation, by the plan and the entries.
 
         Raises:
-            PrivacyBudgetExhausted: If the plan has no such round.
-            ParticipationCapReached: If a participant has none left.
-            SeparationBroken: If a participant has to rest.
-            ValueError: If participants are missing or not wanted.
+            PrivacyBudgetExhausted: The plan has no such round.
+            ParticipationCapReached: A participant has none left.
+            SeparationBroken: A participant has to rest.
+            ValueError: Participants are missing or not wanted.
         """
         if isinstance(number, bool) or not isinstance(number, int):
             raise ValueError(f"round must be an integer from 1 on, got {number!r}")
@@ -251,11 +250,7 @@ class TrainingState:
         return fields
 
     def _units_of_round(self, participants: Sequence[str | int] | None) -> list[str] | None:
-        """Return the units that a round names, in their order; None where it names none.
-
-        Raises:
-            ValueError: If they are missing or not wanted, or repeat.
-        """
+        """Return the units that a round names, sorted; None where it names none."""
         sampling = self.plan.sampling
         if sampling.buffered:
             if participants is not None:
@@ -285,9 +280,9 @@ class TrainingState:
         """Check that units may be asked for a contribution now, and return the open index.
 
         Raises:
-            ParticipationCapReached: If one has none left.
-            SeparationBroken: If one has to rest.
-            ValueError: If one was asked before and has not answered, or no index is open.
+            ParticipationCapReached: One has none left.
+            SeparationBroken: One has to rest.
+            ValueError: One was asked before and has not answered, or no index is open.
         """
         index = self.open_index()
         self.asks.require_idle(units)
@@ -299,7 +294,7 @@ class TrainingState:
         """Check that contributions may be added now, and return the open index.
 
         Raises:
-            ValueError: If one was not asked for, the buffer is full, or no index is open.
+            ValueError: One was not asked for, the buffer is full, or no index is open.
         """
         index = self.open_index()
         room = round(self.plan.sampling.expected_cohort(self.plan.num_units))
@@ -310,7 +305,7 @@ class TrainingState:
         """Return the index that is reserved and not committed.
 
         Raises:
-            ValueError: If there is none, or no client is buffered.
+            ValueError: There is none, or the plan has no buffer.
         """
         if not self.plan.sampling.buffered:
             raise ValueError(
@@ -321,25 +316,21 @@ class TrainingState:
             raise ValueError("no index is open: reserve a round before anybody is asked")
         return self.rounds.total() - 1
 
-    def take_in(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Take in one entry.
-
-        Args:
-            sequence: Its number, from 1.
-            fields: What it says.
+    def add(self, sequence: int, fields: dict[str, Any]) -> None:
+        """Update the state by one entry.
 
         Raises:
-            KeyError: If a field is missing.
-            TypeError: If a field is of another type.
-            ValueError: If it can't stand there, is not what the plan would have charged, or is
+            KeyError: A field is missing.
+            TypeError: A field is of another type.
+            ValueError: The entry can't stand there, is not what the plan would have charged, or is
                 unknown to this version.
         """
         try:
-            self._take_in(sequence, fields)
-        except PrivacyBudgetExhausted as beyond:
-            raise ValueError(str(beyond)) from beyond
+            self._add(sequence, fields)
+        except PrivacyBudgetExhausted as error:
+            raise ValueError(str(error)) from error
 
-    def _take_in(self, sequence: int, fields: dict[str, Any]) -> None:
+    def _add(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if (kind == "plan") != (sequence == 1):
             raise ValueError("a ledger starts with its plan and has no other")
@@ -356,22 +347,22 @@ class TrainingState:
                     require_printable(fields[name])
                 self.randomness.add(fields["randomness"])
                 self._openings.add(fields["run"])
-                # The process that asked them has ended: it adds no answer any more. If it has added
-                # one, then to the newest index.
+                # The process that asked them has ended and adds no answer any more. If it has added
+                # one, it was to the newest index.
                 self.last_index |= dict.fromkeys(self.asks.forget(), self.rounds.total() - 1)
                 if self.choice is not None and fields.get("settings") != self.choice.settings:
                     self.changed_by_hand = True
             case "assign":
-                self._take_in_groups(fields["groups"])
+                self._add_groups(fields["groups"])
             case "reserve":
-                self._take_in_reservation(sequence, fields)
+                self._add_reservation(sequence, fields)
             case "ask" | "fold":
-                self._take_in_units(kind, fields["index"], fields["units"])
+                self._add_units(kind, fields["index"], fields["units"])
             case "chosen":
-                self._take_in_choice(fields)
+                self._add_choice(fields)
             case "enforcement":
                 reserved = fields["reserved"]
-                self.require_shows_nothing(reserved)
+                self.require_no_enforcement(reserved)
                 self._enforced[reserved] = Enforcement(fields["enforcement"])
             case "commit":
                 reserved = fields["reserved"]
@@ -382,7 +373,7 @@ class TrainingState:
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
-    def _take_in_groups(self, groups: dict[str, int]) -> None:
+    def _add_groups(self, groups: dict[str, int]) -> None:
         sampling = self.plan.sampling
         if sampling.num_groups == 1:
             raise ValueError("it assigns groups, and the plan has none")
@@ -393,7 +384,7 @@ class TrainingState:
                 raise ValueError(f"there is no group {group} of {sampling.num_groups}")
             self.group_of[unit] = group
 
-    def _take_in_units(self, kind: str, index: int, units: list[str]) -> None:
+    def _add_units(self, kind: str, index: int, units: list[str]) -> None:
         if kind == "ask":
             opened = self.require_askable(units)
             self.asks.ask(units, opened)
@@ -411,36 +402,32 @@ class TrainingState:
             self.taken_of_cap[unit] = self.taken_of_cap.get(unit, 0.0) + share
 
     def _require_as_planned(self, fields: dict[str, Any], planned: dict[str, Any]) -> None:
-        """Check that an entry says what the plan makes of it: whoever rewrote one may say less.
-
-        Raises:
-            ValueError: With what differs.
-        """
+        """Check that an entry has the fields that the plan gives: a forger may write less."""
         for name, value in planned.items():
-            said = fields.get(name)
-            if not _is_same(said, value):
-                raise ValueError(f"its {name} is {said!r:.60}, and the plan's is {value!r:.60}")
+            written = fields.get(name)
+            if not _is_same(written, value):
+                raise ValueError(f"its {name} is {written!r:.60}, and the plan's is {value!r:.60}")
 
     def require_choosable(self, plan: Plan, paid: int | None) -> None:
         """Check that a choice of hyper-parameters can stand here.
 
         Args:
-            plan: Of the training with what was chosen.
+            plan: Plan of the training with the chosen settings.
             paid: Entry of the reservation that pays for it, if one does.
 
         Raises:
-            ValueError: If there was a choice or a round before, the plan differs in what is
-                charged, or the reservation was not committed.
+            ValueError: There was a choice or a round before, the plan differs in what is charged,
+                or the reservation was not committed.
         """
         if self.choice is not None or self.rounds:
             raise ValueError("hyper-parameters are chosen once, before the first round")
         if paid is not None and paid not in self.committed:
             raise ValueError(f"entry {paid} is no release that could have been this choice")
-        # What the choice showed may decide about the updates, and about nothing that is charged.
+        # The choice may change the updates, and nothing that is charged.
         if not plan.charges_like(self.plan):
             raise ValueError("a choice changes more of the plan than what a round releases")
 
-    def _take_in_choice(self, fields: dict[str, Any]) -> None:
+    def _add_choice(self, fields: dict[str, Any]) -> None:
         chosen, paid = plan_from_dict(fields["plan"]), fields["reserved"]
         self.require_choosable(chosen, paid)
         self._plan = chosen
@@ -448,36 +435,41 @@ class TrainingState:
             how=fields["how"], chosen=fields["chosen"], settings=fields["settings"], reserved=paid
         )
 
-    def _take_in_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
+    def _add_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
         is_round = "round" in fields
         if fields["run"] not in self._openings:
             raise ValueError("it belongs to no opening of the ledger")
+        allowed = {"kind", "run"}
         if is_round:
-            # What is declared is computed anew, as an auditor's machine rounds it.
+            # The fields are computed again, as an auditor's machine rounds them.
             planned = self.fields_of_round(fields["round"], fields.get("participants"))
             self._require_as_planned(fields, planned)
+            what, index = f"round {fields['round']}", self.rounds.total()
         else:
             planned = event_to_dict(event)
-            require_printable(fields["what"])
-            self.require_declared(event, f"'{fields['what']}'")
-            self.require_declared_left(event, f"'{fields['what']}'")
-        # What nobody reads could still be shown.
-        if more := fields.keys() - planned.keys() - _OF_A_RESERVATION[is_round]:
-            raise ValueError(f"its {min(more)} is nothing that a reservation says")
+            what, index = fields["what"], None
+            allowed.add("what")
+            require_printable(what)
+            self.require_declared(event, f"'{what}'")
+            self.require_declared_left(event, f"'{what}'")
+        # Unread fields could still be shown to somebody.
+        if extra := fields.keys() - planned.keys() - allowed:
+            raise ValueError(f"its {min(extra)} is nothing that a reservation says")
         self.reserved[sequence] = Reservation(
             sequence=sequence,
-            what=f"round {fields['round']}" if is_round else fields["what"],
+            what=what,
             noise_multiplier=fields.get("noise_multiplier"),
-            index=self.rounds.total() if is_round else None,
+            index=index,
         )
-        # Beyond the cap, or where it is another's turn, a round charges no unit more than before.
-        if not is_round or self.charges_another_round:
-            self.gate.spend(self.plan.charged_event(event) if is_round else event)
         if not is_round:
+            self.gate.spend(event)
             self.others[event] += 1
             self.waiting[sequence] = event
             return
+        # Beyond the cap, or at another group's turn, a round charges no unit more than before.
+        if self.charges_another_round:
+            self.gate.spend(self.plan.charged_event(event))
         self._newest = sequence
         self.asks.open()
         units = fields.get("participants", ())
@@ -489,7 +481,7 @@ class TrainingState:
 
 
 def opening_of(plan: Plan) -> dict[str, Any]:
-    """Return what an opening of the ledger says of the plan."""
+    """Return the fields that an opening of the ledger has of the plan."""
     return {
         "unit": plan.unit,
         "sampling": plan.sampling.kind,
@@ -498,10 +490,10 @@ def opening_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _is_same(said: object, planned: object) -> bool:
-    """Tell whether an entry's value is the plan's, but for rounding on another machine."""
+def _is_same(written: object, planned: object) -> bool:
+    """Tell whether an entry's value is the plan's, except for another machine's rounding."""
     if isinstance(planned, float):
-        if isinstance(said, bool) or not isinstance(said, int | float):
+        if isinstance(written, bool) or not isinstance(written, int | float):
             return False
-        return math.isclose(said, planned, rel_tol=_ANOTHER_MACHINE)
-    return type(said) is type(planned) and said == planned
+        return math.isclose(written, planned, rel_tol=_ANOTHER_MACHINE)
+    return type(written) is type(planned) and written == planned

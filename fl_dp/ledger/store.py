@@ -27,9 +27,9 @@ _TABLE = sa.Table(
 )
 _OLDER_TABLE = "records"  # an entry's name until schema 5 of trainings and 2 of nodes
 _LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
-# What says that the entries themselves are wrong. Whatever else a database complains of (a full
-# disk, no connection, no permission, a lock) leaves them as they are.
-_SQLITE_SAYS_WRONG = (
+# Codes of errors in the entries themselves. All others (a full disk, no connection, no permission,
+# a lock) leave the entries as they are.
+_SQLITE_CORRUPT = (
     sqlite3.SQLITE_ERROR,
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -38,11 +38,11 @@ _SQLITE_SAYS_WRONG = (
     sqlite3.SQLITE_SCHEMA,
 )
 # Damaged data, a violated constraint, no such table, no such column.
-_POSTGRESQL_SAYS_WRONG = ("XX001", "XX002", "23", "42P01", "42703")
+_POSTGRESQL_CORRUPT = ("XX001", "XX002", "23", "42P01", "42703")
 _CONNECT_SECONDS = 30
 _LOCK_SECONDS = 60.0
 _LIBPQ_DRIVERS = ("postgresql+psycopg", "postgresql+psycopg2")
-_SECRETS = ("password", "sslpassword")  # which a URL may also carry behind its question mark
+_SECRETS = ("password", "sslpassword")  # a URL may also carry them behind its question mark
 
 
 class LedgerStore:
@@ -53,7 +53,7 @@ class LedgerStore:
     ) -> None:
         """Use `writable` or `readable` instead."""
         self._engine = engine
-        self._looked = False
+        self._checked = False
         self._writable = writable
         self.location = location
         self.file = file
@@ -64,8 +64,8 @@ class LedgerStore:
         """Open an SQLite file or a database URL to add entries, creating the table if need be.
 
         Raises:
-            LedgerUnavailable: If the file can't be created.
-            ValueError: If the file's folder does not exist, or the URL is of another database than
+            LedgerUnavailable: The file can't be created.
+            ValueError: The file's folder does not exist, or the URL is of another database than
                 SQLite or PostgreSQL.
         """
         path = _sqlite_path(location)
@@ -92,8 +92,8 @@ class LedgerStore:
         """Open an SQLite file or a database URL to look at the entries.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+            FileNotFoundError: There is no such file.
+            ValueError: The URL is of another database than SQLite or PostgreSQL.
         """
         path = _sqlite_path(location)
         if path is None:
@@ -104,28 +104,28 @@ class LedgerStore:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Hold the lock; all that is written inside is on disk afterwards, or none of it.
+        """Hold the lock. Everything written inside is on disk afterwards, or none of it.
 
         Raises:
-            LedgerCorrupted: If what lies there is no table of entries, or one of an older version.
-            LedgerUnavailable: If the disk is full, the database can't be reached or may not be
-                written, or another process holds the lock for too long.
+            LedgerCorrupted: There is no table of entries, or one of an older version.
+            LedgerUnavailable: The disk is full, the database can't be reached or written, or
+                another process holds the lock for too long.
         """
         try:
             with self._engine.begin() as connection:
-                if not self._looked:
-                    self._look(connection)
+                if not self._checked:
+                    self._check_table(connection)
                 yield connection
-            self._looked = True
+            self._checked = True
         except sa.exc.DBAPIError as error:
-            raise _told_apart(self.location, error.orig) from error
+            raise _ledger_error(self.location, error.orig) from error
         except UnicodeDecodeError as error:  # the table's own description is damaged
             raise LedgerCorrupted(
                 f"{self.location} is no ledger that can be read: {error.reason}"
             ) from error
 
     def entries_from(self, connection: sa.Connection, sequence: int) -> list[LedgerEntry]:
-        """Return that entry and all behind it, unverified; from 0 everything that there is."""
+        """Return the entry of that number and all after it, unverified; 0: all entries."""
         query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
         if sequence > 0:
             query = query.where(_TABLE.c.sequence >= sequence)
@@ -136,12 +136,12 @@ class LedgerStore:
         """Add an entry."""
         connection.execute(sa.insert(_TABLE).values(asdict(entry)))
 
-    def _look(self, connection: sa.Connection) -> None:
-        """See that no older ledger lies here, whose spending a table beside it would forget."""
-        there = sa.inspect(connection)
-        if there.has_table(_OLDER_TABLE):
-            columns = {column["name"] for column in there.get_columns(_OLDER_TABLE)}
-            if columns == set(_TABLE.c.keys()):  # and not the table of another program
+    def _check_table(self, connection: sa.Connection) -> None:
+        """Refuse an older version's ledger, whose spending a new table beside it would ignore."""
+        database = sa.inspect(connection)
+        if database.has_table(_OLDER_TABLE):
+            columns = {column["name"] for column in database.get_columns(_OLDER_TABLE)}
+            if columns == set(_TABLE.c.keys()):  # else it is another program's table
                 raise LedgerCorrupted(
                     f"{self.location} is of an older version of fl-dp, whose entries are called "
                     f"'{_OLDER_TABLE}': {OTHER_SCHEMA}"
@@ -150,34 +150,34 @@ class LedgerStore:
             _METADATA.create_all(connection)
 
     def close(self) -> None:
-        """Let go of the file or the connection; closing twice does no harm."""
+        """Close the file or the connection; closing twice does no harm."""
         self._engine.dispose()
 
 
-def _told_apart(location: str, error: BaseException | None) -> Exception:
-    """Return what a database's complaint means: wrong entries, or none read or written."""
+def _ledger_error(location: str, error: BaseException | None) -> Exception:
+    """Return the ledger's error for a database's one: corrupted, or unavailable."""
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(error, sqlite3.Error):
-        # Without a code it is Python's own: a text that is no UTF-8.
-        wrong = code is None or code & 0xFF in _SQLITE_SAYS_WRONG
+        # An error without a code is Python's own: a text that is no UTF-8.
+        corrupted = code is None or code & 0xFF in _SQLITE_CORRUPT
     else:
         state = getattr(error, "sqlstate", None)  # PostgreSQL's; None without a connection
-        wrong = state is not None and state.startswith(_POSTGRESQL_SAYS_WRONG)
-    said = " ".join(str(error).split())  # PostgreSQL says it in several lines
-    if wrong:
-        return LedgerCorrupted(f"{location} is no ledger that can be read: {said}")
+        corrupted = state is not None and state.startswith(_POSTGRESQL_CORRUPT)
+    message = " ".join(str(error).split())  # PostgreSQL's has several lines
+    if corrupted:
+        return LedgerCorrupted(f"{location} is no ledger that can be read: {message}")
     return LedgerUnavailable(
-        f"the ledger {location} can't be read or written: {said}. Nothing is released without its "
-        f"charge: {_remedy(code, said)}, then continue with the same ledger"
+        f"the ledger {location} can't be read or written: {message}. Nothing is released without "
+        f"its charge: {_remedy(code, message)}, then continue with the same ledger"
     )
 
 
-def _remedy(sqlite_code: int | None, said: str) -> str:
-    match None if sqlite_code is None else sqlite_code & 0xFF:
-        case None:
-            if "read-only" in said:
-                return "open it to write"
-            return "see that the database is up, and that its URL and your permissions are right"
+def _remedy(sqlite_code: int | None, message: str) -> str:
+    if sqlite_code is None:
+        if "read-only" in message:
+            return "open it to write"
+        return "see that the database is up, and that its URL and your permissions are right"
+    match sqlite_code & 0xFF:
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
             return "make room on the disk, or mend it"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -209,10 +209,10 @@ def _sqlite_path(location: str | Path) -> Path | None:
 
 
 def shown_location(location: str) -> str:
-    """Return a ledger's or witness's place as it may be shown: a URL without what is secret in it.
+    """Return a ledger's or witness's location as it may be shown: a URL without its secrets.
 
     Args:
-        location: A file, or the URL of a database; one that can't be read is not shown at all.
+        location: A file, or the URL of a database. A URL that can't be read is not shown at all.
     """
     if "://" not in location:
         return location
@@ -237,14 +237,14 @@ def _url(location: str) -> sa.URL:
 
 
 def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
-    """Return the engine of a PostgreSQL database, and its URL without what is secret in it.
+    """Return the engine of a PostgreSQL database, and its URL without its secrets.
 
     Args:
-        location: Its URL.
+        location: The URL.
         writable: Whether each transaction writes, and so holds the lock from its beginning.
 
     Raises:
-        ValueError: If the URL is of another database, or has no driver here.
+        ValueError: The URL is of another database, or has no driver here.
     """
     url = _url(location)
     if url.get_backend_name() != "postgresql":
@@ -254,17 +254,17 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
         )
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
-    # A stricter isolation would read as of before the wait for the lock, and miss what came then.
-    # A server whose packets are dropped is otherwise waited for as long as the system likes.
-    patience = {"connect_timeout": _CONNECT_SECONDS}
+    connect_args = {}
+    if url.drivername in _LIBPQ_DRIVERS and "connect_timeout" not in url.query:
+        # Without it the system decides how long to wait for a server whose packets are dropped.
+        connect_args["connect_timeout"] = _CONNECT_SECONDS
     try:
+        # A stricter isolation would read the state before the wait for the lock, and miss entries.
         engine = sa.create_engine(
             url,
             poolclass=sa.pool.NullPool,
             isolation_level="READ COMMITTED",
-            connect_args=patience
-            if url.drivername in _LIBPQ_DRIVERS and "connect_timeout" not in url.query
-            else {},
+            connect_args=connect_args,
         )
     except (sa.exc.NoSuchModuleError, ImportError) as error:
         raise OptionError(
@@ -277,8 +277,8 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
         if not writable:
             connection.exec_driver_sql("SET TRANSACTION READ ONLY")
             return
-        # Taken before the replay and held to the end, so that nobody can reserve in between; what
-        # is read after it includes all that was committed under it before.
+        # The lock is taken before the replay and held to the end, so that nobody can reserve in
+        # between. What is read after it includes all that was committed under it before.
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
@@ -294,17 +294,18 @@ def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # Takes the write lock before the replay, so that nobody can reserve in between.
+        # IMMEDIATE takes the write lock before the replay, so that nobody can reserve in between.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writable else "BEGIN")
 
     return engine
 
 
 def _connect(path: Path, *, writable: bool) -> Any:
-    # A reader may write too, where the file lets it: only so can SQLite undo what a killed writer
-    # had half done. It is kept from anything else.
+    # A reader may write too, where the file lets it: otherwise SQLite can't undo what a killed
+    # writer had half done. `query_only` prevents all other writes.
+    mode = "rwc" if writable else "rw"
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode={'rwc' if writable else 'rw'}",
+        f"{path.as_uri()}?mode={mode}",
         uri=True,
         timeout=_LOCK_SECONDS,
         isolation_level=None,

@@ -1,11 +1,11 @@
 """What a training spends, on disk before it is spent.
 
 One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
-anyone is asked and *committed* after its release. A crash in between leaves it spent: whether the
-model got out is then unknown, so the answer is yes. Entries are only ever added, never changed;
-what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
-that two processes with one ledger can't spend the same budget twice. The time stands in the entry
-of an opening alone: a gap between two rounds would show a client that hung, and so who took part.
+anyone is asked and *committed* after its release. A crash in between leaves it spent, as the model
+may have got out. Entries are only ever added. What is spent is replayed from them at opening and
+before every reservation, so that two processes with one ledger can't spend the same budget twice.
+Only the entry of an opening has a time: a gap between two rounds would show a client that hung, and
+so who took part.
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
@@ -46,7 +46,7 @@ _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography"
 
 
 class PlanMismatch(ValueError):
-    """A ledger was opened with another plan than the one that it was started with."""
+    """The ledger was started with another plan."""
 
 
 class PrivacyLedger(SpentLedger):
@@ -76,58 +76,59 @@ class PrivacyLedger(SpentLedger):
 
         Args:
             location: An SQLite file, or a SQLAlchemy URL such as
-                `postgresql+psycopg://user@host/database`, one ledger a database or schema. Keep it
-                as long as the promise is to hold.
-            plan: What will be released; must equal the plan that the ledger was started with.
-            run_id: A name for this opening in the entries; a random one by default.
-            rng: Where the noise will come from; a secure source by default. An insecure one taints
-                the ledger for good.
-            anchor: What the ledger has to hold already: the `anchor` that it had earlier, as kept
-                in a checkpoint.
-            witness: A second place that is told of each entry, and that the ledger is compared with
+                `postgresql+psycopg://user@host/database`, one ledger per database or schema. Keep
+                it as
+                long as the promise is to hold.
+            plan: The plan of the releases; it must equal the plan that the ledger was started with.
+            run_id: A name for this opening in the entries; random by default.
+            rng: The source of the noise; secure by default. An insecure one taints the ledger for
+                good.
+            anchor: An earlier `anchor` of the ledger, for example from a checkpoint. The ledger has
+                to hold it.
+            witness: A second place that notes each entry, and with which the ledger is compared
                 now; see `witness_at`.
-            settings: Digest of all that is trained with; compared with the one of a `choose`.
+            settings: Digest of all training settings, compared with that of a `choose`.
 
         Raises:
-            PlanMismatch: With every difference named.
-            LedgerCorrupted: If an entry does not match the chain, the ledger's end was cut off, or
-                its witness knows of another state.
-            LedgerUnavailable: If the disk or the database fails, or the witness.
-            ValueError: If the file's folder does not exist, the `privacy.json` beside it is no
+            PlanMismatch: The plan differs; the text names every difference.
+            LedgerCorrupted: An entry does not match the chain, the ledger's end was cut off, or its
+                witness has another state.
+            LedgerUnavailable: The disk, the database or the witness fails.
+            ValueError: The file's folder does not exist, the `privacy.json` beside it is no
                 statement, or the witness lies beside the ledger.
         """
         if run_id is not None:
             require_printable(run_id)
         store = LedgerStore.writable(location)
-        stated = None if store.file is None else anchor_beside(store.file)
+        beside = None if store.file is None else anchor_beside(store.file)
         ledger = cls(store, witness)
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
         with ledger._first_transaction() as connection:
-            if stated is not None:
-                ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
+            if beside is not None:
+                ledger.require_holds(beside, of=f"the {STATEMENT_NAME} beside it")
             if anchor is not None:
                 ledger.require_holds(anchor, of="the anchor")
-            compared = (witness, stated, anchor) != (None, None, None)
-            if ledger.entries and not compared:  # said once it is spent from
+            compared = (witness, beside, anchor) != (None, None, None)
+            if ledger.entries and not compared:  # logged before the first reservation
                 ledger._caution = ledger.unwitnessed
             if not ledger.entries:
                 opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                 ledger._append(connection, opening)
             else:
                 _require_same_plan(ledger, plan)
-            opened = ledger._run_fields(plan, randomness)
-            if ledger._state.choice is not None:  # else nobody asks
-                opened["settings"] = settings
-            ledger._append(connection, opened)
+            run = ledger._run_fields(plan, randomness)
+            if ledger._state.choice is not None:  # otherwise nothing reads it
+                run["settings"] = settings
+            ledger._append(connection, run)
         return ledger
 
     def require_known(self, rng: SecureRandom) -> None:
-        """Check that the ledger knows where a release's noise comes from.
+        """Check that the ledger has recorded the kind of a release's noise source.
 
         Raises:
-            ValueError: If `rng` is insecure and the ledger was never opened with an insecure one.
+            ValueError: `rng` is insecure, and the ledger was never opened with an insecure one.
         """
         if rng.insecure and not self.insecure:
             raise ValueError(
@@ -145,20 +146,20 @@ class PrivacyLedger(SpentLedger):
         """Write one round to disk as spent, before anything of it happens.
 
         Args:
-            round: Its number in the training, from 1. A second attempt is charged again.
-            participants: The units that take part, where that is no secret; required under a
-                participation cap or a separation, but for a buffer, whose units `ask` names. Never
-                the cohort of a Poisson sample: the ledger would reveal it. A unit that is named has
-                taken part, whether it answers or not.
-            index: The `next_index` that the participants were chosen for, to make sure that it is
-                still the next one; the ledger counts itself.
+            round: Number of the round in the training, from 1. A second attempt is charged again.
+            participants: The units that take part, where that is no secret. A participation cap or
+                a separation requires them, except for a buffer, whose units `ask` names. Never the
+                cohort of a Poisson sample: the ledger would reveal it. A named unit has taken part,
+                whether or not it answers.
+            index: The `next_index` for which the participants were chosen, to check that it still
+                is the next one.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
-            ParticipationCapReached: If a participant has none left; then nothing is written.
-            SeparationBroken: If a participant has to rest; then nothing is written.
-            LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If participants are missing or not wanted, or another process has taken the
+            PrivacyBudgetExhausted: It would exceed the budget; then nothing is written.
+            ParticipationCapReached: A participant has none left; then nothing is written.
+            SeparationBroken: A participant has to rest; then nothing is written.
+            LedgerUnavailable: It can't be written; then nothing may be released.
+            ValueError: Participants are missing or not wanted, or another process has taken the
                 index.
         """
         self._give_caution()
@@ -182,18 +183,18 @@ class PrivacyLedger(SpentLedger):
             self._caution = None
 
     def ask(self, units: Sequence[str]) -> None:
-        """Write down, before anything is sent, who is asked for a contribution to a buffer.
+        """Write down, before anything is sent, whom a buffer asks for a contribution.
 
         Each ask counts against a participation cap, whatever comes of it.
 
         Args:
-            units: By lasting name. Who was asked and has not answered can't be asked again.
+            units: Lasting names. A unit that owes an answer can't be asked again.
 
         Raises:
-            ParticipationCapReached: If a unit has none left; then nothing is written.
-            SeparationBroken: If a unit has to rest; then nothing is written.
-            LedgerUnavailable: If it can't be written; then no client may be asked.
-            ValueError: If no index is open, or a unit was asked before.
+            ParticipationCapReached: A unit has none left; then nothing is written.
+            SeparationBroken: A unit has to rest; then nothing is written.
+            LedgerUnavailable: It can't be written; then no client may be asked.
+            ValueError: No index is open, or a unit owes an answer.
         """
         for unit in units:
             require_printable(unit)
@@ -205,12 +206,12 @@ class PrivacyLedger(SpentLedger):
         """Write down, before they are added, whose contributions the open index gets.
 
         Args:
-            units: Those that were asked and have answered, with whatever it was.
+            units: Asked units that have answered, whatever the answer.
 
         Raises:
-            LedgerUnavailable: If it can't be written; then nothing may be added.
-            ValueError: If no index is open, a unit was not asked since this ledger was opened, or
-                the buffer is full.
+            LedgerUnavailable: It can't be written; then nothing may be added.
+            ValueError: No index is open, a unit was not asked since this opening, or the buffer is
+                full.
         """
         with self._transaction() as connection:
             index = self._state.require_foldable(units)
@@ -223,10 +224,10 @@ class PrivacyLedger(SpentLedger):
     def next_index(self) -> int:
         """Return the index that the next reserved round will have, by all that is on disk now.
 
-        An index that was reserved and never committed keeps its number: no other round gets it.
+        An index that was reserved and never committed is not used again.
 
         Raises:
-            LedgerUnavailable: If the entries can't be read.
+            LedgerUnavailable: The entries can't be read.
         """
         with self._transaction():
             return self._state.rounds.total()
@@ -238,24 +239,25 @@ class PrivacyLedger(SpentLedger):
         most: int | None = None,
         chosen: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Write down the group of every unit that has none yet, once and for good.
+        """Write down the group of every unit that has none yet, once and for all.
 
-        New units are dealt in the order of their names, each to the group that lacks units most,
-        unless `chosen` says their group. Groups are public, and made from names alone.
+        Without `chosen`, new units go in the order of their names, each to the group that lacks
+        units most. Groups are public, and made from names alone.
 
         Args:
-            units: Lasting names of those that are there.
-            most: Units that there may be in all; the plan's by default. One more would be a unit
+            units: Lasting names of the units that are there.
+            most: Largest number of units in all; the plan's by default. One more would be a unit
                 under a second name.
-            chosen: The group of each unit, where owners have chosen; who is not in it gets none.
+            chosen: The group of each unit, where owners have chosen. Units that are not in it get
+                none.
 
         Returns:
             The group of every unit that has one.
 
         Raises:
-            LedgerUnavailable: If it can't be written; then no client may take part.
-            ValueError: If the plan has no groups, a name can't be printed or repeats, or there
-                are more units than the plan declares.
+            LedgerUnavailable: It can't be written; then no client may take part.
+            ValueError: The plan has no groups, a name is not printable or repeats, or there are
+                more units than the plan declares.
         """
         sampling, names = self.plan.sampling, sorted(units)
         if sampling.num_groups == 1:
@@ -267,15 +269,17 @@ class PrivacyLedger(SpentLedger):
         for name in names:
             require_printable(name)
         with self._transaction() as connection:
-            known = self._state.group_of
-            fresh = [n for n in names if n not in known and (chosen is None or n in chosen)]
+            assigned = self._state.group_of
+            fresh = [name for name in names if name not in assigned]
+            if chosen is not None:
+                fresh = [name for name in fresh if name in chosen]
             most = self.plan.num_units if most is None else most
-            if len(known) + len(fresh) > most:
+            if len(assigned) + len(fresh) > most:
                 raise ValueError(
-                    f"{len(fresh)} new units after {len(known)} are more than the {most} that the "
-                    f"plan declares: is one there under a second name? The first is {fresh[0]}"
+                    f"{len(fresh)} new units after {len(assigned)} are more than the {most} that "
+                    f"the plan declares: is one there under a second name? The first is {fresh[0]}"
                 )
-            sizes = Counter(known.values())
+            sizes = Counter(assigned.values())
             groups: dict[str, int] = {}
             for name in fresh:
                 groups[name] = sampling.next_group(sizes) if chosen is None else chosen[name]
@@ -289,14 +293,13 @@ class PrivacyLedger(SpentLedger):
 
         Args:
             what: A name for the entries, for instance `feature means`.
-            event: What it is charged as; a plan that declared it has put budget aside for it.
+            event: The event it is charged as; a plan that declared it has put budget aside for it.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget, or the plan's rule takes declared
-                releases only and it was made as often as declared; then nothing is written.
-            LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If the plan's rule takes declared releases only and this is none, or the
-                name can't be printed.
+            PrivacyBudgetExhausted: It would exceed the budget, or was made as often as declared;
+                then nothing is written.
+            LedgerUnavailable: It can't be written; then nothing may be released.
+            ValueError: The plan does not declare it, or the name is not printable.
         """
         require_printable(what)
         self._give_caution()
@@ -326,20 +329,20 @@ class PrivacyLedger(SpentLedger):
     ) -> None:
         """Write down which hyper-parameters were chosen, how, and what pays for it.
 
-        The privacy statement then no longer lists their choice among what is not covered, as long
-        as the ledger is opened with these settings alone.
+        While the ledger is opened with these settings alone, the privacy statement no longer lists
+        the choice among what is not covered.
 
         Args:
             chosen: The settings that won, as overrides.
             how: The way, in words for the privacy statement.
             settings: Digest of all settings that the training is to be made with.
-            plan: That of the training; may differ from the ledger's in its `release` alone.
-            paid: The committed release that the choice was; None if it saw no client's data.
+            plan: The training's plan; it may differ from the ledger's in its `release` alone.
+            paid: The committed release that was the choice; None if it saw no client's data.
 
         Raises:
-            LedgerUnavailable: If it can't be written.
-            ValueError: If there was a choice or a round before, the plan differs in what is
-                charged, or `paid` was not committed.
+            LedgerUnavailable: It can't be written.
+            ValueError: There was a choice or a round before, the plan differs in what is charged,
+                or `paid` was not committed.
         """
         for text in (chosen, how, settings):
             require_printable(text)
@@ -360,22 +363,22 @@ class PrivacyLedger(SpentLedger):
             )
 
     def note_enforcement(self, reservation: Reservation, enforcement: Enforcement) -> None:
-        """Write down what a round's promise held by at its nodes, as their answers showed.
+        """Write down the enforcement of a round's promise at its nodes, as their answers showed.
 
-        A round of which nothing is written counts as `APP`.
+        A round without such an entry counts as `APP`.
 
         Args:
-            reservation: Of the round.
+            reservation: The round's reservation.
             enforcement: The weakest of all nodes that may have been asked.
 
         Raises:
-            LedgerUnavailable: If it can't be written.
-            ValueError: If the reservation is no round of this ledger, or was noted before.
+            LedgerUnavailable: It can't be written.
+            ValueError: The reservation is no round of this ledger, or was noted before.
         """
         if enforcement is Enforcement.APP:
             return
         with self._transaction() as connection:
-            self._state.require_shows_nothing(reservation.sequence)
+            self._state.require_no_enforcement(reservation.sequence)
             entry = {
                 "kind": "enforcement",
                 "reserved": reservation.sequence,
@@ -387,7 +390,7 @@ class PrivacyLedger(SpentLedger):
         """Note that the reserved release has happened.
 
         Raises:
-            ValueError: If it was committed before or is not a reservation of this ledger.
+            ValueError: It was committed before or is no reservation of this ledger.
         """
         with self._transaction() as connection:
             if self._state.reserved.get(reservation.sequence) != reservation:
@@ -405,13 +408,13 @@ class PrivacyLedger(SpentLedger):
             )
 
     def _run_fields(self, plan: Plan, randomness: str) -> dict[str, Any]:
-        # Of the least noise: no round has a finer grid, so no sum needs more bits.
+        # The least noise has the finest grid, so no round's sum needs more bits.
         updates = plan.bundle(plan.noise_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,
             **opening_of(plan),
-            # As of the version that opened it; nothing is charged by them.
+            # These depend on the version that opened it; no charge does.
             "finest_grid": updates.grid,
             "rule": plan.filter().rule,
             "randomness": randomness,
@@ -421,7 +424,7 @@ class PrivacyLedger(SpentLedger):
 
 
 def library_versions() -> dict[str, str]:
-    """Return the installed versions of what a privacy number depends on."""
+    """Return the installed versions of the libraries on which a privacy number depends."""
     versions = {"python": platform.python_version()}
     for name in _RECORDED_LIBRARIES:
         try:
@@ -431,30 +434,31 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def _require_same_plan(ledger: PrivacyLedger, wanted: Plan) -> None:
-    theirs, ours = _flat(ledger.plan), _flat(wanted)
-    differences = [
-        f"{name} is {ours.get(name)} here and {theirs.get(name)} in the ledger"
-        for name in ours | theirs
-        if ours.get(name) != theirs.get(name)
-    ]
-    if differences:
-        spent = ledger.rounds_spent + ledger.other_releases_spent
+def _require_same_plan(ledger: PrivacyLedger, plan: Plan) -> None:
+    theirs, ours = _flat(ledger.plan), _flat(plan)
+    differences = []
+    for name in ours | theirs:
+        wanted, in_ledger = ours.get(name), theirs.get(name)
+        if wanted != in_ledger:
+            differences.append(f"{name} is {wanted} here and {in_ledger} in the ledger")
+    if not differences:
+        return
+    if ledger.rounds_spent + ledger.other_releases_spent:
         advice = (
             "Train with the ledger's plan, or start a new ledger: its spending adds up with this "
             "one's if the clients are the same"
-            if spent
-            else f"Nothing was spent in it: you may delete {ledger.location} and start anew"
         )
-        raise PlanMismatch(
-            f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}"
-        )
+    else:
+        advice = f"Nothing was spent in it: you may delete {ledger.location} and start anew"
+    raise PlanMismatch(f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
-    """Return what a plan says, with `secure_sum.bits` and its like as names."""
+    """Return a plan's fields, with nested ones under names such as `secure_sum.bits`."""
     flat: dict[str, Any] = {}
     for field, value in plan.to_dict().items():
-        inside = value if isinstance(value, dict) else None
-        flat |= {field: value} if inside is None else {f"{field}.{k}": v for k, v in inside.items()}
+        if isinstance(value, dict):
+            flat |= {f"{field}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[field] = value
     return flat

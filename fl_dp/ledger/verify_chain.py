@@ -2,16 +2,16 @@
 
     python verify_chain.py ledger.db /mnt/second-disk/site-a.heads privacy.json
 
-The first file is a ledger of a training or of a node, or what `fl-dp ledger LEDGER --json` wrote.
-Each file behind it knows how far the ledger had come: its witness, or a privacy statement. One line
-says the verdict, and the exit status is 0 only if all of it holds. This file needs Python's
-standard library alone, and can be copied to wherever the auditor works.
+The first file is a ledger of a training or of a node, or the output of `fl-dp ledger LEDGER
+--json`. Each further file, a witness or a privacy statement, records how far the ledger had come.
+One line gives the verdict, and the exit status is 0 only if all of it holds. This file needs
+Python's standard library alone, and can be copied to wherever the auditor works.
 
 Each entry's hash is SHA-256 over the hash before it (64 zeros before the first), its number and its
 text, with a line break between. So an entry that was changed, removed, inserted or moved shows. Two
-things can't show in a chain alone: an end that was cut off, and a chain that was written anew as a
-whole. Both show against a witness or a statement that was kept elsewhere. Whether the entries make
-sense, and what epsilon they spend, is not looked at here: `fl-dp ledger` does that.
+things can't show in a chain alone: an end that was cut off, and a chain that was rewritten as a
+whole. Both show against a witness or a statement that was stored elsewhere. This file does not
+check whether the entries make sense, or what epsilon they spend: `fl-dp ledger` does.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from pathlib import Path
 Row = tuple[int, str, str]
 """Number, text and hash of an entry."""
 Head = tuple[int, str]
-"""Number and hash of the last entry that somebody once saw."""
+"""Number and hash of a last entry that a witness or statement recorded."""
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class NotVerified(Exception):
-    """The chain is broken, or does not reach what another file knows of it."""
+    """The chain is broken, or does not match a witness or statement."""
 
 
 def read_rows(ledger: Path) -> list[Row]:
     """Return the entries of an SQLite file or of an export as JSON, unverified.
 
     Raises:
-        OSError: If it can't be read.
-        NotVerified: If it is neither.
+        OSError: The file can't be read.
+        NotVerified: It is neither.
     """
     with ledger.open("rb") as file:
         is_database = file.read(16) == b"SQLite format 3\0"
+    read = _rows_of_database if is_database else _rows_of_export
     try:
-        return _rows_of_database(ledger) if is_database else _rows_of_export(ledger)
+        return read(ledger)
     except (*_MALFORMED, sqlite3.Error) as error:
         raise NotVerified(f"it can't be read as a ledger: {error!r}") from error
 
@@ -74,7 +75,7 @@ def verified_hashes(rows: Iterable[Row]) -> list[str]:
     """Recompute the chain and return the hash of each entry.
 
     Raises:
-        NotVerified: With the first entry that does not fit, or if there is none.
+        NotVerified: An entry does not fit; the text names the first. Or there is no entry.
     """
     hashes = ["0" * 64]
     for sequence, payload, written in rows:
@@ -90,11 +91,11 @@ def verified_hashes(rows: Iterable[Row]) -> list[str]:
 
 
 def read_heads(file: Path) -> list[Head]:
-    """Return what a witness or a privacy statement knows of its ledger.
+    """Return the heads in a witness or a privacy statement.
 
     Raises:
-        OSError: If it can't be read.
-        NotVerified: If it knows nothing, or is neither.
+        OSError: The file can't be read.
+        NotVerified: It has none, or is neither.
     """
     text = file.read_text(encoding="utf-8")
     try:
@@ -112,40 +113,44 @@ def read_heads(file: Path) -> list[Head]:
 
 
 def require_heads(hashes: list[str], heads: list[Head], file: Path) -> None:
-    """Check that a chain has come as far as each head, on the same way.
+    """Check that a chain holds each head.
 
     Raises:
-        NotVerified: If its end was cut off, or an entry is another one.
+        NotVerified: Its end was cut off, or an entry is another one.
     """
-    for entries, known in heads:
+    for entries, hash in heads:
         if entries not in range(1, len(hashes) + 1):
             raise NotVerified(f"it has {len(hashes)} entries and {file} knows of {entries}")
-        if hashes[entries - 1] != known:
+        if hashes[entries - 1] != hash:
             raise NotVerified(f"entry {entries} is not the one that {file} knows of")
 
 
-def verdict(ledger: Path, known_by: list[Path]) -> str:
-    """Return the line that says what was verified.
+def verdict(ledger: Path, records: list[Path]) -> str:
+    """Return one line on what was verified.
+
+    Args:
+        ledger: The ledger's file.
+        records: Witnesses and privacy statements.
 
     Raises:
-        OSError: If a file can't be read.
-        NotVerified: If anything does not hold.
+        OSError: A file can't be read.
+        NotVerified: Something does not hold.
     """
     hashes = verified_hashes(read_rows(ledger))
-    for file in known_by:
+    for file in records:
         require_heads(hashes, read_heads(file), file)
-    against = ", ".join(map(str, known_by)) or "nothing, so a new or shorter chain would not show"
+    against = ", ".join(map(str, records)) or "nothing, so a new or shorter chain would not show"
     return f"{len(hashes)} entries, the last is {hashes[-1]}; compared with {against}"
 
 
 def main(arguments: list[str]) -> int:
-    """Print the verdict on the files that are named; return 0 if all of it holds."""
+    """Print the verdict on the named files; return 0 if all of it holds."""
     if not arguments or arguments[0].startswith("-"):
         print("usage: verify_chain.py LEDGER [WITNESS_OR_STATEMENT ...]", file=sys.stderr)
         return 2
-    ledger, *known_by = map(Path, arguments)
+    ledger, *records = map(Path, arguments)
     try:
-        print(f"VERIFIED {ledger}: {verdict(ledger, known_by)}")
+        print(f"VERIFIED {ledger}: {verdict(ledger, records)}")
     except (OSError, NotVerified) as error:
         print(f"NOT VERIFIED {ledger}: {error}")
         return 1

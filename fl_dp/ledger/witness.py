@@ -1,8 +1,8 @@
-"""Witnesses: how far a ledger has come, written down in a second place after each of its entries.
+"""Witnesses: a second place that notes how far a ledger has come, after each of its entries.
 
-An older copy of a ledger that is put back verifies as well as the newest one, and has forgotten
-what was spent since. A witness has not: it lies on another disk or in another database, and opening
-compares. It holds no name and no charge, only how many entries there were and the last one's hash.
+An older copy of a ledger that is put back verifies as well as the newest one, and lacks what was
+spent since. A witness lies on another disk or in another database, and shows this at opening. It
+holds no name and no charge, only the number of entries and the last one's hash.
 
     >>> witness = witness_at("/mnt/second-disk/witness/site-a.heads")
     >>> with PrivacyLedger.open("ledger.db", plan, witness=witness) as ledger:
@@ -39,92 +39,88 @@ _TABLE = sa.Table(
 
 
 class Witness(ABC):
-    """A second place that remembers how far one ledger has come.
+    """A second place that notes how far one ledger has come.
 
     Attributes:
-        place: The file or database, without a password.
+        location: The file or database, without a password.
     """
 
-    place: str
+    location: str
 
     @abstractmethod
     def anchors(self) -> list[LedgerAnchor]:
-        """Return every point that the ledger is known to have reached, none before the first entry.
+        """Return all noted anchors, none before the ledger's first entry.
 
         Raises:
-            LedgerCorrupted: If what lies there is no witness.
-            LedgerUnavailable: If it can't be read.
+            LedgerCorrupted: The file or table is no witness.
+            LedgerUnavailable: It can't be read.
         """
 
     @abstractmethod
     def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
-        """Write down a point that the ledger has reached, unless it knows a later one already.
+        """Note an anchor that the ledger has reached, unless there is a later one already.
 
         It is on disk when this returns. Nobody else reads or writes meanwhile: of two copies that
         reach a point at the same time, one is refused, even if both wrote the same entry.
 
         Args:
-            anchor: The point, noted once, by the process that wrote the entry.
-            hash_at: Gives the hash of each entry of the ledger up to there, by its number.
+            anchor: The anchor, noted once, by the process that wrote the entry.
+            hash_at: Returns the hash of an entry of the ledger up to there, by its number.
 
         Returns:
-            The furthest point that is known, which another process may have noted before.
+            The furthest anchor, which another process may have noted before.
 
         Raises:
-            LedgerCorrupted: If another process has noted that point, or the ledger has not come by
-                the furthest point that is known.
-            LedgerUnavailable: If it can't be read or written.
+            LedgerCorrupted: Another process has noted that anchor, or the ledger lacks the furthest
+                one noted before it.
+            LedgerUnavailable: The witness can't be read or written.
         """
 
     def _furthest(
         self,
-        known: Sequence[LedgerAnchor],
+        noted: Sequence[LedgerAnchor],
         reached: LedgerAnchor,
         hash_at: Callable[[int], str],
     ) -> LedgerAnchor:
-        """Return the furthest of the points, `reached` itself if it is beyond all others.
-
-        Raises:
-            LedgerCorrupted: As `note`.
-        """
-        if not known:
+        """Return the furthest anchor: `reached` itself if it is beyond all that were noted."""
+        if not noted:
             return reached
-        last = max(known, key=lambda each: each.entries)
+        last = max(noted, key=lambda anchor: anchor.entries)
         if last.entries > reached.entries:
             return last
         # Equal ones, too: a second copy may have written the same, and released it again.
         if last.entries == reached.entries or last.hash != hash_at(last.entries):
             raise LedgerCorrupted(
-                f"the witness {self.place} has another copy's entry {last.entries}: two copies "
+                f"the witness {self.location} has another copy's entry {last.entries}: two copies "
                 "of one ledger are being charged. Stop both, and keep the one that the witness "
                 "knows"
             )
         return reached
 
     def require_apart(self, ledger: Path | None) -> None:
-        """Refuse a place that is put back together with the ledger; a file has to say.
+        """Refuse a location that is put back together with the ledger; only a file can be one.
 
         Raises:
-            ValueError: If it lies in the ledger's own folder.
+            ValueError: It lies in the ledger's own folder.
         """
         del ledger
 
 
 class FileWitness(Witness):
-    """A file with one line of JSON for each entry, which only ever grows."""
+    """A file with one line of JSON for each entry, which only grows."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; it is created by the first note.
+        """Name the file; the first note creates it.
 
         Args:
-            path: Absolute, on another disk or share than the ledger.
+            path: An absolute path on another disk or share than the ledger.
         """
         self._path = path
-        self.place = str(path)
+        self.location = str(path)
 
     def anchors(self) -> list[LedgerAnchor]:
-        """Return the points of all lines, in their order."""
-        # A folder that is gone is a disk that is not mounted: an empty witness would look the same.
+        """Return the anchors of all lines, in their order."""
+        # A missing folder is a disk that is not mounted: an empty witness would look the same.
         if not self._path.parent.is_dir():
             raise self._unavailable("its folder is not there; is its disk mounted?")
         try:
@@ -135,30 +131,30 @@ class FileWitness(Witness):
             raise self._unavailable(str(error)) from error
 
     def _read(self, content: bytes) -> list[LedgerAnchor]:
-        """Return the points of all lines."""
+        """Return the anchors of all lines."""
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
             raise self._unavailable(str(error)) from error
-        # A line that a power cut tore has no end; the ledger is ahead of it, which is no harm.
-        whole = [line for line in text.splitlines() if line and line.endswith("}")]
+        # A line that a power cut tore has no end; then the ledger is ahead, which does no harm.
+        lines = [line for line in text.splitlines() if line.endswith("}")]
         try:
-            return [decode_text(LedgerAnchor, line) for line in whole]
+            return [decode_text(LedgerAnchor, line) for line in lines]
         except ValueError as error:
-            raise LedgerCorrupted(f"{self.place} is no witness of a ledger: {error}") from error
+            raise LedgerCorrupted(f"{self.location} is no witness of a ledger: {error}") from error
 
     def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
         """Add a line, unless another process of the same ledger has."""
         try:
             private_file(self._path)
-            # Only to read and to append: more an append-only file does not allow.
+            # Opened to read and to append: an append-only file allows no more.
             with self._path.open("a+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # which ends with the file, or the process
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
                 file.seek(0)
-                known = self._read(file.read())
-                furthest = self._furthest(known, anchor, hash_at)
+                noted = self._read(file.read())
+                furthest = self._furthest(noted, anchor, hash_at)
                 if furthest is anchor:
-                    # In one piece and with an end on both sides: a torn line stays alone.
+                    # One write, with a line break on both sides: a torn line stays by itself.
                     file.write(f"\n{encode_text(anchor)}\n".encode())
                     os.fsync(file.fileno())
         except OSError as error:
@@ -169,35 +165,35 @@ class FileWitness(Witness):
         """Refuse the ledger's own folder."""
         if ledger is not None and self._path.resolve().parent == ledger.resolve().parent:
             raise ValueError(
-                f"the witness {self.place} lies in the ledger's own folder, and whoever puts an "
+                f"the witness {self.location} lies in the ledger's own folder, and whoever puts an "
                 "older copy of that folder back puts the witness back too: name a file on another "
                 "disk"
             )
 
-    def _unavailable(self, why: str) -> LedgerUnavailable:
-        return LedgerUnavailable(_cannot_witness(self.place, why))
+    def _unavailable(self, reason: str) -> LedgerUnavailable:
+        return LedgerUnavailable(_cannot_witness(self.location, reason))
 
 
 class TableWitness(Witness):
-    """A table `ledger_heads` in a PostgreSQL database, one ledger a database or schema."""
+    """A table `ledger_heads` in a PostgreSQL database, one ledger per database or schema."""
 
     def __init__(self, url: str) -> None:
         """Name the database.
 
         Args:
-            url: As `postgresql+psycopg://user@host/database`.
+            url: A URL such as `postgresql+psycopg://user@host/database`.
 
         Raises:
-            ValueError: If it is the URL of another kind of database.
+            ValueError: It is the URL of another kind of database.
         """
-        self._engine, self.place = postgresql_engine(url, writable=True)
+        self._engine, self.location = postgresql_engine(url, writable=True)
 
     def anchors(self) -> list[LedgerAnchor]:
-        """Return the points of all rows, in their order."""
+        """Return the anchors of all rows, in their order."""
         try:
             with self._engine.begin() as connection:
                 if not sa.inspect(connection).has_table(_TABLE.name):
-                    return []  # reading makes nothing: an auditor may be allowed no more
+                    return []  # no table is made: an auditor may have the right to read alone
                 rows = connection.execute(sa.select(_TABLE).order_by(_TABLE.c.entries)).all()
         except sa.exc.DBAPIError as error:
             raise self._unavailable(error) from error
@@ -209,11 +205,11 @@ class TableWitness(Witness):
             with self._engine.begin() as connection:
                 _METADATA.create_all(connection)
                 last = sa.select(_TABLE).order_by(_TABLE.c.entries.desc()).limit(1)
-                known = [
+                noted = [
                     LedgerAnchor(entries=entries, hash=hash)
                     for entries, hash in connection.execute(last)
                 ]
-                furthest = self._furthest(known, anchor, hash_at)
+                furthest = self._furthest(noted, anchor, hash_at)
                 if furthest is anchor:
                     connection.execute(sa.insert(_TABLE).values(encode(anchor)))
         except sa.exc.DBAPIError as error:
@@ -221,17 +217,18 @@ class TableWitness(Witness):
         return furthest
 
     def _unavailable(self, error: sa.exc.DBAPIError) -> LedgerUnavailable:
-        return LedgerUnavailable(_cannot_witness(self.place, " ".join(str(error.orig).split())))
+        reason = " ".join(str(error.orig).split())
+        return LedgerUnavailable(_cannot_witness(self.location, reason))
 
 
 def witness_at(location: str | Path) -> Witness:
-    """Return the witness at a place: a file, or a PostgreSQL database.
+    """Return the witness at a location: a file, or a PostgreSQL database.
 
     Args:
         location: An absolute path, or a URL such as `postgresql+psycopg://user@host/database`.
 
     Raises:
-        ValueError: If the path is relative, or the URL is of another database.
+        ValueError: The path is relative, or the URL is of another database.
     """
     if isinstance(location, str) and location.startswith("sqlite"):
         raise ValueError(
@@ -248,8 +245,8 @@ def witness_at(location: str | Path) -> Witness:
     return FileWitness(path)
 
 
-def _cannot_witness(place: str, why: str) -> str:
+def _cannot_witness(location: str, reason: str) -> str:
     return (
-        f"the ledger's witness {place} can't be read or written: {why}. Nothing is released "
+        f"the ledger's witness {location} can't be read or written: {reason}. Nothing is released "
         "without it: mend that, then continue with the same ledger"
     )

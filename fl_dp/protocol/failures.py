@@ -1,7 +1,7 @@
-"""Failures of simulated clients, told whole: nobody is protected from the one who simulates.
+"""Failures of simulated clients, with their tracebacks: a simulation protects nobody from its user.
 
-A real node tells the kind of an error alone, as its text can hold data. Nothing here is sent by
-one, nor read by a server whose nodes are not simulated.
+A real node sends only the kind of an error, as its text can hold data. No real node sends anything
+of this file, and no server of real nodes reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message
 
 _KEY = "fl-dp-failure"
-_TEXT, _OF_ALL = "text", "of-all"
+_TEXT, _WHOLE_NODE = "text", "of-all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,47 +20,48 @@ class Failure:
     """A failure in a simulated client's work.
 
     Attributes:
-        text: Its traceback.
-        of_all: Whether the node contributes nothing: each unit that was to take part failed.
+        text: The traceback.
+        whole_node: Whether the node contributes nothing: each unit that was to take part failed.
     """
 
     text: str
-    of_all: bool = True
+    whole_node: bool = True
 
     @classmethod
-    def of(cls, raised: BaseException, *, of_all: bool = True) -> Failure:
-        """Return what was raised, as a failure."""
-        return cls(text="".join(traceback.format_exception(raised)).strip(), of_all=of_all)
+    def from_exception(cls, error: BaseException, *, whole_node: bool = True) -> Failure:
+        """Return an exception as a failure."""
+        text = "".join(traceback.format_exception(error)).strip()
+        return cls(text=text, whole_node=whole_node)
 
     @property
     def kind(self) -> str:
-        """Last line: two failures of one kind differ in their clients alone."""
+        """Last line: failures of one kind differ only in their clients."""
         return self.text.rpartition("\n")[2]
 
     def attach_to(self, reply: Message) -> None:
-        """Let a reply tell it, besides what it says."""
-        reply.content[_KEY] = ConfigRecord({_TEXT: self.text, _OF_ALL: self.of_all})
+        """Add the failure to a reply."""
+        reply.content[_KEY] = ConfigRecord({_TEXT: self.text, _WHOLE_NODE: self.whole_node})
 
 
 def reason_in_full(kind: str, failure: Failure) -> str:
-    """Return the reason of an error reply: its kind as a real node tells it, and the traceback."""
+    """Return the reason of an error reply: its kind as a real node sends it, and the traceback."""
     return f"{kind}\n{failure.text}"
 
 
 def kind_in(reason: str | None) -> str:
-    """Return the kind that an error's reason begins with."""
+    """Return the kind with which an error's reason begins."""
     return (reason or "").partition("\n")[0]
 
 
-def failure_told_by(reply: Message) -> Failure | None:
-    """Return the failure that a simulated node's reply tells, and take it out; None: there is none.
+def take_failure(reply: Message) -> Failure | None:
+    """Remove the failure from a simulated node's reply and return it; None: there is none.
 
-    An error reply that Flower's engine made holds the traceback of its worker.
+    An error reply of Flower's engine holds the traceback of its worker.
     """
     if reply.has_error():
         kind, _, text = (reply.error.reason or "").partition("\n")
         return Failure(text=text.strip() or kind)
-    told = reply.content.pop(_KEY, None)
-    if not isinstance(told, ConfigRecord):
+    record = reply.content.pop(_KEY, None)
+    if not isinstance(record, ConfigRecord):
         return None
-    return Failure(text=str(told[_TEXT]), of_all=bool(told[_OF_ALL]))
+    return Failure(text=str(record[_TEXT]), whole_node=bool(record[_WHOLE_NODE]))

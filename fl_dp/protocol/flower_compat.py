@@ -1,9 +1,9 @@
-"""Every reach into parts of Flower, its engine's Ray and its web server that may move.
+"""All uses of parts of Flower, its engine's Ray and its web server that may move.
 
-Nothing else of fl-dp imports a part that Flower's documentation leaves out, but the hook of a gate
-(`fl_dp/gate/flower_hook.py`); a test walks every import. Each reach says what it relies on and what
-to do when that moves. What can't be imported ends in `FlowerChanged`, which stands in
-`flower_versions.py` so that it can be caught when this fails.
+Only this file and the hook of a gate (`fl_dp/gate/flower_hook.py`) import parts that Flower's
+documentation leaves out; a test checks every import. Each use says what it relies on and what to do
+when that moves. A failed import raises `FlowerChanged`, which is in `flower_versions.py` so that it
+can be caught when this file fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WebApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def be_in_a_run(run_id: int = 1) -> None:
-    """Let messages be made in this process, which Flower started in no run."""
+    """Let this process make messages though Flower did not start it for a run."""
     # Relies on: a Message takes run and sender from this class. Moved: set what it reads instead.
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
 
@@ -57,7 +57,7 @@ def is_simulation(grid: object) -> bool:
 def is_engine_s_worker() -> bool:
     """Tell whether this process is a worker of Flower's simulation engine.
 
-    A worker is an actor of the engine's own class. A process that merely starts Ray, as an app may
+    A worker is an actor of the engine's own class. A process that starts Ray itself, as an app may
     at a real node, is none, nor is any worker of such an app.
     """
     # Relies on: the engine's module, and Ray's private name for what made an actor. Moved:
@@ -68,13 +68,13 @@ def is_engine_s_worker() -> bool:
     process = ray.get_runtime_context()
     if process.get_actor_id() is None:
         return False
-    made_of = getattr(process.current_actor, "_ray_actor_creation_function_descriptor", None)
+    constructor = getattr(process.current_actor, "_ray_actor_creation_function_descriptor", None)
     engine = "flwr.simulation.ray_transport.ray_actor"
-    return getattr(made_of, "module_name", None) == engine
+    return getattr(constructor, "module_name", None) == engine
 
 
 def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], None]:
-    """Return `flower-superlink`'s main, whose web app is served behind a guard; None: as it is."""
+    """Return `flower-superlink`'s main with its web app behind a guard; None: no guard."""
     # Relies on: it calls `uvicorn.run(app, ...)`. Moved: the guard's own path goes unanswered and
     # `fl-dp run` does not start; patch what it calls instead.
     import uvicorn
@@ -82,14 +82,14 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
     with parts_of_flower():
         from flwr.superlink.cli import flower_superlink
 
-    # Relies on: without these, Flower before 1.43 opens no port besides. Moved: take them out.
-    for older in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        os.environ.pop(older, None)  # no guard stands before it
+    # Relies on: without these, Flower before 1.43 opens no other port. Moved: remove this.
+    for variable in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        os.environ.pop(variable, None)  # such a port has no guard
     if guard is not None:
         run = uvicorn.run
 
         def run_guarded(app: WebApp, **options: Any) -> None:
-            # A header must not say who the other end is.
+            # A header must not set the address of the other end.
             run(guard(app), **options | {"proxy_headers": False})
 
         uvicorn.run = run_guarded  # type: ignore[assignment]  # Flower has no hook for it
@@ -99,11 +99,11 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
 def supernode_behind(
     guard: Callable[[WebApp], WebApp], *, socket: Path | None = None
 ) -> Callable[[], None]:
-    """Return `flower-supernode`'s main, whose web app is served behind a guard.
+    """Return `flower-supernode`'s main with its web app behind a guard.
 
     Args:
-        guard: Stands before the web app.
-        socket: Unix socket at which it is served in place of a port.
+        guard: Wraps the web app.
+        socket: Unix socket at which it is served instead of a port.
     """
     # Relies on: it makes a `uvicorn.Config(app, ...)`. Moved: tests/deploy says so; patch what it
     # calls instead.
@@ -115,16 +115,17 @@ def supernode_behind(
     configured = uvicorn.Config
 
     def guarded(app: WebApp, **options: Any) -> uvicorn.Config:
-        place = {} if socket is None else {"uds": str(socket)}
-        # A header must not say who the other end is.
-        return configured(guard(app), **options | place | {"proxy_headers": False})
+        if socket is not None:
+            options["uds"] = str(socket)
+        # A header must not set the address of the other end.
+        return configured(guard(app), **options | {"proxy_headers": False})
 
     uvicorn.Config = guarded  # type: ignore[assignment,misc]  # Flower has no hook for it
     return flower_supernode
 
 
 def parsed_config(text: str) -> dict[str, Any]:
-    """Return what Flower makes of the text of `--node-config`."""
+    """Return Flower's reading of the text of `--node-config`."""
     # Relies on: the reader of `flower-supernode`. Moved: import what that command calls.
     with parts_of_flower():
         from flwr.common.config import parse_config_args
@@ -136,7 +137,7 @@ def bundle_name_and_version(file: Path | bytes) -> tuple[str, str]:
     """Return the name `publisher/name` and the version of a bundle that `flwr build` wrote.
 
     Args:
-        file: Of the bundle, or its bytes.
+        file: The bundle's file, or its bytes.
     """
     # Relies on: the readers of `flwr install`. Moved: read pyproject.toml in the bundle.
     with parts_of_flower():
@@ -147,7 +148,7 @@ def bundle_name_and_version(file: Path | bytes) -> tuple[str, str]:
 
 
 def signature_of(key: Ed25519PrivateKey, digest: bytes, signed_at: int) -> bytes:
-    """Return the signature of a bundle's digest that Flower's SuperNodes check."""
+    """Return the signature of a bundle's digest that Flower's SuperNodes verify."""
     # Relies on: the primitives of Flower's check. Moved: import what the SuperNode verifies with.
     with parts_of_flower():
         from flwr.supercore.primitives.asymmetric_ed25519 import (

@@ -1,4 +1,4 @@
-"""Tested versions of Flower, and the error of another; it needs no part of Flower that may move."""
+"""Tested versions of Flower, and the error of another; it uses no part of Flower that may move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import flwr
 
 TESTED = ("1.41", "1.42")
-"""Versions of Flower that CI runs the tests with; `requirements.lock` has the last of them."""
+"""Versions of Flower that CI tests; `requirements.lock` has the last of them."""
 
 
 class FlowerChanged(ImportError):
@@ -18,7 +18,7 @@ class FlowerChanged(ImportError):
         """Name the installed version, what it lacks, and what to install.
 
         Args:
-            lacking: In words, or the error that says so.
+            lacking: The missing part in words, or the error that names it.
         """
         super().__init__(
             # Not that of a package's metadata: nightly versions are another package.
@@ -29,10 +29,10 @@ class FlowerChanged(ImportError):
 
 @contextmanager
 def parts_of_flower() -> Iterator[None]:
-    """Import parts of Flower that its makers may move: those that its documentation leaves out.
+    """Import parts of Flower that may move, as its documentation leaves them out.
 
     Raises:
-        FlowerChanged: If an import of the block fails; names the versions that were tested.
+        FlowerChanged: An import in the block fails; the text names the tested versions.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Mark of a gate in each of its answers to a round: what keeps the app there to the policy.
+"""Mark of a gate in each of its answers to a round: the enforcement of the policy at its site.
 
-A node that comes back without its gate, under the same id, is known by its first answer. A mark is
-the site's word, as its introduction is.
+The first answer without a mark shows that a node, under the same id, has no gate any more. A mark
+is only the site's statement, as is its introduction.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def mark(answer: Message, enforcement: Enforcement) -> Message:
     """Return an answer of a gate with its mark.
 
     Args:
-        answer: With content, or an error whose reason is one line.
-        enforcement: What keeps apps of this site to the policy.
+        answer: A message with content, or an error whose reason is one line.
+        enforcement: Enforcement of the policy at this site.
     """
     if answer.has_error():
         error = answer.error
@@ -32,8 +32,10 @@ def mark(answer: Message, enforcement: Enforcement) -> Message:
 
 
 def enforcement_in(reply: Message) -> Enforcement:
-    """Return what a reply of an untrusted node shows; `APP` where it has no mark."""
+    """Return the enforcement in a reply of an untrusted node; `APP` without a mark."""
     if reply.has_error():
         return enforcement_named((reply.error.reason or "").partition("\n")[2])
     record = reply.content.get(GATE_KEY)
-    return enforcement_named(record.get(_HOLDS) if isinstance(record, ConfigRecord) else None)
+    if not isinstance(record, ConfigRecord):
+        return Enforcement.APP
+    return enforcement_named(record.get(_HOLDS))

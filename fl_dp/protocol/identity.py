@@ -1,8 +1,8 @@
-"""Introduction of a node before anything is charged: its name, and what it will answer with.
+"""Introduction of a node before anything is charged: its name, and the form of its answers.
 
-It goes with the node's answer to the identity query, which touches no data: the server compares it
-with the model and refuses to start where it does not fit. Any app can answer such a query; what an
-app leaves out is not compared.
+It is the node's answer to the identity query, which touches no data. The server compares it with
+the model and refuses to start if it does not fit. Any app can answer such a query; what an app
+leaves out is not compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Form = tuple[tuple[int, ...], str]
 
 
 class Ability(StrEnum):
-    """Something that a training may need of a client's app, besides an answer of arrays."""
+    """An ability that a training may need of a client's app, besides answering with arrays."""
 
     NOISE = "noise"
     """It adds a round's noise itself."""
@@ -39,7 +39,7 @@ class Ability(StrEnum):
     UNITS = "units"
     """It hosts several units."""
     UTILITY = "utility"
-    """It tells a utility to the selection."""
+    """It reports a utility to the selection."""
     WEIGHTS = "weights"
     """It applies a weight to its update."""
 
@@ -58,7 +58,7 @@ def forms_from_json(text: str) -> dict[str, Form]:
     """Return the array forms that `forms_to_json` wrote.
 
     Raises:
-        ValueError: If it is no such text.
+        ValueError: The text is anything else.
     """
     with document("list of array forms"):
         return _forms(json.loads(text))
@@ -69,21 +69,20 @@ class NodeIdentity:
     """A node's answer to the identity query. It depends on none of the node's records.
 
     Attributes:
-        name: The stable name under which a roster knows the node; empty: it has none.
-        app: Which app answers.
-        versions: Of the packages that it works with, by name.
+        name: The stable name under which a roster lists the node; empty: it has none.
+        app: Name of the app that answers.
+        versions: Versions of the packages in use, by name.
         mods: Names of the Flower mods around its training.
-        arrays: Shape and dtype by name of what it will answer with; None: it can't say.
-        failed: The kind of error with which it found that out, if that failed.
+        arrays: Shape and dtype of the arrays it will answer with, by name. None: unknown.
+        failed: Kind of the error, if finding that out failed.
         refuses: Whether its owner does not allow this training.
-        exhausted: The limit by which its own ledger pays for no further round; None: it does, or
-            its owner does not let it tell.
-        falls_short: Whether its own ledger pays for a round and not for the whole training; False
-            also where its owner does not let it tell.
-        abilities: What its app can do.
-        enforcement: What its promise holds by, as it says itself.
-        wire: Version of the messages that its fl-dp speaks, 0 from before versions were told;
-            None: an app that is not fl-dp's.
+        exhausted: The limit by which its own ledger has no room for another round. None: there is
+            room, or its owner does not let it tell.
+        falls_short: Whether its own ledger has room for a round and not for the whole training.
+            False also where its owner does not let it tell.
+        abilities: Abilities of its app.
+        enforcement: Enforcement of its promise, as it states itself.
+        wire: Version of the messages of its fl-dp; 0: before versions existed. None: another app.
     """
 
     name: str = ""
@@ -102,14 +101,17 @@ class NodeIdentity:
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
         about = asdict(self) | {"abilities": sorted(self.abilities)}
-        # By themselves, so that they can be read whatever becomes of the text.
+        # Separate keys, so that they can be read even if the text can't.
         name, wire = about.pop("name"), about.pop("wire")
-        beside = {} if wire is None else {WIRE_KEY: wire}
-        return ConfigRecord({_NAME_KEY: name, **beside, _ABOUT_KEY: json.dumps(about)})
+        config = ConfigRecord({_NAME_KEY: name})
+        if wire is not None:
+            config[WIRE_KEY] = wire
+        config[_ABOUT_KEY] = json.dumps(about)
+        return config
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read an answer of an untrusted node: what can't be read is left out."""
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read an answer of an untrusted node; unreadable parts are left out."""
         name, wire = _text(str(config.get(_NAME_KEY, ""))), _wire(config)
         text = config.get(_ABOUT_KEY)
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
@@ -120,7 +122,7 @@ class NodeIdentity:
             return cls(
                 name=name,
                 app=_text(about.get("app")),
-                versions={_text(key): _text(each) for key, each in about["versions"].items()},
+                versions={_text(name): _text(text) for name, text in about["versions"].items()},
                 mods=tuple(map(_text, about["mods"])),
                 arrays=None if arrays is None else _forms(arrays),
                 failed=_text(about.get("failed")),
@@ -145,7 +147,7 @@ def _forms(fields: Any) -> dict[str, Form]:
 
 
 def _wire(config: Mapping[str, Any]) -> int | None:
-    """Return the version that an answer says; one without is an old node's, or another app's."""
+    """Return the version in an answer; without one it is an old node's, or another app's."""
     version = config.get(WIRE_KEY)
     if type(version) is int:
         return version
@@ -153,11 +155,14 @@ def _wire(config: Mapping[str, Any]) -> int | None:
 
 
 def _limit(value: object) -> Limit | None:
-    """Return the limit of that name, else nothing."""
-    return next((limit for limit in Limit if limit == value), None)
+    for limit in Limit:
+        if limit == value:
+            return limit
+    return None
 
 
 def _text(value: object) -> str:
-    """Return a text that may be logged: short, and in one line; else nothing."""
-    fits = isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
-    return str(value) if fits else ""
+    """Return a short text in one line, which may be logged, or an empty one for all others."""
+    if isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable():
+        return str(value)
+    return ""

@@ -1,7 +1,7 @@
 """Instruction of a round to a client about its privacy: JSON text in a train message's config.
 
-Plain clients never see one: with one unit a node and noise at the server, any Flower client will
-do. An instruction travels only when a client has to do something for it.
+Plain clients never see one: with one unit per node and noise at the server, any Flower client
+works. An instruction travels only when a client has to do something for it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class NoiseInstruction:
         scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
         clipping_norm: Bound on the update, in the norm of the scheme.
-        epsilon: What the training may spend of the client in all; None: only the node's owner caps
-            it.
-        delta: The delta that goes with it.
+        epsilon: The client's budget for the whole training. None: only the node's owner caps it.
+        delta: The delta of that budget.
         neighboring_relation: Which data of the client are neighbours.
-        levels: Points of the grid of `exponential`, which cost no privacy; None: its default.
+        levels: Number of grid points of `exponential`, which costs no privacy. None: its default.
     """
 
     scheme: str
@@ -45,18 +44,18 @@ class NoiseInstruction:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate what is stored or compared; `mechanism` checks the rest.
+        """Validate the fields that are stored or compared; `mechanism` checks the rest.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: A field is out of range.
         """
         _require_promise(self.epsilon, self.delta, self.neighboring_relation)
 
     def mechanism(self) -> ClientScheme:
-        """Return what clips the update and adds the noise.
+        """Return the scheme that clips the update and adds the noise.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: A field is out of range.
         """
         return client_scheme(
             self.scheme,
@@ -71,10 +70,9 @@ class SumInstruction:
     """The price of a secure sum to a client, besides its terms.
 
     Attributes:
-        rounds: Sums that are planned: rounds, and other releases.
-        epsilon: What the training may spend of the client in all; None: only the node's owner caps
-            it.
-        delta: The delta that goes with it.
+        rounds: Number of planned sums: rounds, and other releases.
+        epsilon: The client's budget for the whole training. None: only the node's owner caps it.
+        delta: The delta of that budget.
         neighboring_relation: Which data of the client are neighbours.
         unit: `client`, or `record`.
     """
@@ -86,10 +84,10 @@ class SumInstruction:
     unit: str = "client"
 
     def __post_init__(self) -> None:
-        """Validate: a node keeps the first of a run, and compares the others with it.
+        """Validate: a node stores the first of a run, and compares the others with it.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: A field is out of range.
         """
         require_count(rounds=self.rounds)
         _require_promise(self.epsilon, self.delta, self.neighboring_relation)
@@ -103,21 +101,21 @@ class RoundInstruction:
 
     Attributes:
         server_round: The round's number.
-        units: Indexes of the node's units that take part; None: the node is one unit, and answers
+        units: Indices of the node's units that take part. None: the node is one unit, and answers
             with its model as any Flower client does.
-        sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
-            it never says how many came up. Excludes `units`.
+        sampling_rate: Rate of the coins that the node itself flips for its many units; it never
+            tells how many came up. Excludes `units`.
         max_units: Largest number of units that a node hosts.
-        of_records: Its units are its records, and the update of one is the gradient at the model.
-        bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
-            to name the metrics that are asked for.
-        weight_cap: Records of a unit that earn the full weight: a unit's weight is
-            `min(records / weight_cap, 1)`. None: every unit weighs 1.
-        utility: What the unit reports for the selection (`loss`, `records`, or a name that the
-            client knows); None: nothing.
+        of_records: Whether its units are its records, each one's update being its gradient.
+        bundle: How units are clipped and summed on the node. It goes with `units` or
+            `sampling_rate`, or names the metrics asked for.
+        weight_cap: Number of records from which on a unit has the full weight: the weight is
+            `min(records / weight_cap, 1)`. None: every unit has weight 1.
+        utility: The unit's report for the selection (`loss`, `records`, or a name that the client
+            knows). None: no report.
         client_noise: The noise that the client adds itself.
-        compression: How the client encodes its update, after that noise; None: it sends its model.
-        secure_sum: What the client's sum may cost it, where it goes into a secure sum.
+        compression: How the client encodes its update, after that noise. None: it sends its model.
+        secure_sum: Price of the client's sum, where it goes into a secure sum.
     """
 
     server_round: int
@@ -136,7 +134,7 @@ class RoundInstruction:
         """Validate the numbers.
 
         Raises:
-            ValueError: If one is out of range.
+            ValueError: One is out of range.
         """
         require_count(max_units=self.max_units)
         if self.sampling_rate is not None and not 0.0 <= self.sampling_rate <= 1.0:
@@ -150,25 +148,20 @@ class RoundInstruction:
         return self.units is not None or self.sampling_rate is not None
 
     @classmethod
-    @lru_cache(maxsize=1)  # which a node that hosts thousands of units reads for each of them
+    @lru_cache(maxsize=1)  # a node with thousands of units reads the same text for each of them
     def from_json(cls, text: str) -> Self:
-        """Return the instruction that a JSON text says; see `decode_text`."""
+        """Return the instruction in a JSON text; see `decode_text`."""
         return decode_text(cls, text)
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self | None:
+    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
         """Return the instruction in a message's config, or None."""
         text = config.get(INSTRUCTION_KEY)
         return None if text is None else cls.from_json(str(text))
 
 
 def _require_promise(epsilon: float | None, delta: float | None, relation: str) -> None:
-    """Refuse a promise that compares with nothing.
-
-    Raises:
-        ValueError: If epsilon is not positive and finite, delta no probability, or the relation
-            unknown.
-    """
+    """Refuse a promise that is out of range."""
     if epsilon is not None:
         require_positive(epsilon=epsilon)
     if delta is not None:
@@ -177,11 +170,7 @@ def _require_promise(epsilon: float | None, delta: float | None, relation: str) 
 
 
 def applied_noise(instruction: RoundInstruction) -> ConfigRecord:
-    """Return what a reply says of the noise in it: the client writes it, and the server compares.
-
-    Args:
-        instruction: With the noise that the round asked for.
-    """
+    """Return a reply's record of its noise, which the server compares."""
     noise = instruction.client_noise
     assert noise is not None  # nobody asks for less
     return ConfigRecord(

@@ -1,12 +1,12 @@
-"""Names under which things lie in messages. Server and clients import them from here alone."""
+"""Names in messages. Server and clients import them from here alone."""
 
 from __future__ import annotations
 
 WIRE = 5  # since 4: a gate marks its answers to a round
-"""Version of all that crosses between server and nodes; one more when the other end must follow."""
+"""Version of the messages between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"
-"""Config key of the identity query and of its answer: the `WIRE` of who sends it."""
+"""Config key of the identity query and of its answer: the sender's `WIRE`."""
 
 INSTRUCTION_KEY = "fl-dp-round"
 """Config key of a train message: the JSON text of the `RoundInstruction`."""
@@ -18,7 +18,7 @@ ENCODER_KEY = "fl-dp-encoder"
 """Config key of a train message: SHA-256 of the encoder whose vectors are trained on, if any."""
 
 ROUNDS_KEY = "fl-dp-rounds"
-"""In the config of an identity query: the most rounds that a node may be charged."""
+"""Config key of the identity query: the most rounds that a node may be charged."""
 
 MODEL_KEY = "fl-dp-model"
 """Config key of the identity query: the model's array forms, as `forms_to_json` writes them."""
@@ -33,13 +33,13 @@ STATISTIC_VALUES_KEY = "fl-dp-values"
 """Config key: the name of the values that a statistic is about."""
 
 NOISED_KEY = "fl-dp-noised"
-"""Under which name a reply says of the noise in it what `applied_noise` returns."""
+"""Name of a reply's record of its noise (`applied_noise`)."""
 
 GATE_KEY = "fl-dp-gate-says"
-"""Under which name a gate's reply to a round says what keeps apps there to the policy."""
+"""Name of the record in a gate's reply that states the enforcement of its policy."""
 
 METRICS_KEY = "metrics"
-"""Under which name replies carry their one MetricRecord."""
+"""Name of a reply's one MetricRecord."""
 
 UTILITY_METRIC = "fl-dp-utility"
 """A unit's utility for the selection, in the reply's MetricRecord; as private as the update."""

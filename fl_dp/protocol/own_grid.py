@@ -1,4 +1,4 @@
-"""What fl-dp's own grids share, which need no process of Flower's."""
+"""Common base of fl-dp's own grids, which need no process of Flower's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OwnGrid(Grid):
     """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
 
     def host(self, num_nodes: int) -> None:
-        """Learn how many nodes a plan declares; a grid that was told its nodes has them already."""
+        """Learn how many nodes a plan declares. A grid that was given its nodes ignores it."""
         return
 
     def set_run(self, run: Any) -> None:
@@ -24,7 +24,7 @@ class OwnGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """Refuse: nothing here knows of Flower's runs."""
+        """Refuse: this grid has no run of Flower's."""
         raise NotImplementedError
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
@@ -44,7 +44,7 @@ class OwnGrid(Grid):
             message_ids: The same, under its name before Flower 1.43.
 
         Raises:
-            TypeError: If neither is given, or both.
+            TypeError: Neither is given, or both are.
         """
         if (reply_to_message_ids is None) == (message_ids is None):
             raise TypeError("say which replies: pull_messages(reply_to_message_ids=[...])")
@@ -53,9 +53,9 @@ class OwnGrid(Grid):
 
     @abstractmethod
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """Return replies to these messages that have come; not all of them at once, perhaps."""
+        """Return replies to these messages that have come; perhaps not all at once."""
 
 
 def simulates_nodes(grid: Grid) -> bool:
-    """Tell whether no node behind a grid is real: there nobody is protected from who simulates."""
+    """Tell whether all nodes behind a grid are simulated: that protects nobody from the user."""
     return is_simulation(grid) or isinstance(grid, OwnGrid)

@@ -5,12 +5,13 @@ query.fl_dp_secagg_directory  all nodes' entries; the node answers with their ha
 train (any kind)              with the sum's terms; the node answers with its masked values
 query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
 query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
-query.fl_dp_secagg_done       the run's keys may go
+query.fl_dp_secagg_done       the run's keys may be deleted
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ SECURE_SUM_KEY = "fl-dp-secure-sum"
 SUM_KEY = "fl-dp-sum"
 """Config key of a message that is no training: the JSON text of its `SumInstruction`."""
 
-_MOST_VALUES = 100_000  # of one record that is hashed
+_MOST_VALUES = 100_000  # in one hashed record
 _HEADER = 1024  # bytes of a NumPy file before its values, at most
 
 KEY_ACTION = "fl_dp_secagg_key"
@@ -49,14 +50,14 @@ _TERMS = "terms"
 _MASKED, _BUNDLES, _COMMITMENTS = "masked", "bundles", "commitments"
 _ONLINE, _LABELS = "online", "labels"
 _MEMBERS, _SIGNATURES, _SIGNATURE = "members", "signatures", "signature"
-_PLACES, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
+_REPLIERS, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
 
 
 def content_digest(content: RecordDict) -> str:
-    """Return a digest, in hexadecimal, of all that a message says besides terms.
+    """Return a digest, in hexadecimal, of a message's content without its terms.
 
-    Whatever a client trains from is in it: a learning rate of 0 for all but one client singles it
-    out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
+    It includes all that a client trains from: a learning rate of 0 for all but one client singles
+    it out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
     """
     parts: list[bytes] = []
     for name in sorted(set(content) - {SECURE_SUM_KEY}):
@@ -69,13 +70,13 @@ def content_digest(content: RecordDict) -> str:
     return digest("content", *parts).hex()
 
 
-def told_digest(run_config: Mapping[str, Any]) -> bytes:
-    """Return a digest of a run's configuration, which a node is told besides its messages."""
+def run_config_digest(run_config: Mapping[str, Any]) -> bytes:
+    """Return a digest of a run's configuration, which reaches a node besides its messages."""
     return digest("told", *_of_values(run_config))
 
 
 def _of_arrays(record: ArrayRecord) -> Iterable[bytes]:
-    # In their order: a client reads them by it.
+    # In the record's order, by which a client reads them.
     for name, array in record.items():
         shape = json.dumps([int(side) for side in array.shape])
         about = (name, str(array.dtype), str(array.stype), shape)
@@ -89,9 +90,9 @@ def _of_values(record: Mapping[str, Any]) -> Iterable[bytes]:
     # Sorted: Protocol Buffers keep no order of a map.
     for key in sorted(record):
         value = record[key]
-        many = value if isinstance(value, list) else [value]
-        yield from (key.encode(), b"list" if isinstance(value, list) else b"one")
-        yield digest("value", *(part for each in many for part in _of_value(each)))
+        items, form = (value, b"list") if isinstance(value, list) else ([value], b"one")
+        yield from (key.encode(), form)
+        yield digest("value", *itertools.chain.from_iterable(map(_of_value, items)))
 
 
 def _of_value(value: Any) -> tuple[bytes, bytes]:
@@ -107,10 +108,10 @@ def with_terms(content: RecordDict, terms: str) -> RecordDict:
 
 
 def terms_in(content: RecordDict) -> str | None:
-    """Return the text of the terms in a message; None if it takes part in no sum.
+    """Return the text of the terms in a message; None if it belongs to no sum.
 
     Raises:
-        ValueError: If the record is there, and malformed: what protects is not overlooked.
+        ValueError: The record is malformed. Ignoring it would remove the protection.
     """
     if SECURE_SUM_KEY not in content:
         return None
@@ -122,13 +123,13 @@ def terms_in(content: RecordDict) -> str | None:
 
 
 def without_terms(content: RecordDict) -> RecordDict:
-    """Return a message's content as a client without secure sums would have got it."""
+    """Return a message's content without the terms of a sum."""
     return RecordDict({name: content[name] for name in content if name != SECURE_SUM_KEY})
 
 
 def masked_to_content(message: MaskedMessage) -> RecordDict:
     """Return a client's reply."""
-    # As an array: bytes in a ConfigRecord travel in one piece, an array in chunks.
+    # An array, as it travels in chunks; bytes in a ConfigRecord travel in one piece.
     masked = Array(np.frombuffer(message.masked, np.uint8))
     rest: _Config = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
     return RecordDict({_MASKED: ArrayRecord({_MASKED: masked}), _BUNDLES: ConfigRecord(rest)})
@@ -138,11 +139,11 @@ def masked_of(content: RecordDict, *, longest: int) -> MaskedMessage:
     """Read a client's reply.
 
     Args:
-        content: Of the reply.
-        longest: Bytes of the masked values, by the terms.
+        content: The reply's content.
+        longest: Largest number of bytes of the masked values, by the terms.
 
     Raises:
-        RefusedUpdate: If it is none.
+        RefusedUpdate: The content is no masked message.
     """
     try:
         array = content.array_records[_MASKED][_MASKED]
@@ -153,7 +154,7 @@ def masked_of(content: RecordDict, *, longest: int) -> MaskedMessage:
         bundles, commitments = rest[_BUNDLES], rest[_COMMITMENTS]
     except Exception:
         raise RefusedUpdate("it is no masked message") from None
-    is_list = isinstance(bundles, list) and all(isinstance(each, bytes) for each in bundles)
+    is_list = isinstance(bundles, list) and all(isinstance(bundle, bytes) for bundle in bundles)
     if not is_list or not isinstance(commitments, bytes):
         raise RefusedUpdate("it is no masked message")
     if not isinstance(masked, np.ndarray) or masked.dtype != np.uint8 or masked.ndim != 1:
@@ -168,11 +169,11 @@ class MemberQuestion:
     """The question to a member: to sign who replied, or to open their seeds' shares.
 
     Attributes:
-        terms: Of the sum, as text.
-        online: Places of the clients whose messages are summed, in ascending order.
-        labels: Of their messages, by place.
-        bundles: Theirs for this member, by place; empty where it is only to sign.
-        quorum: Members' signatures of the same view, by place; empty without a cross-check.
+        terms: The sum's terms, as text.
+        online: Indices of the clients whose messages are summed, ascending.
+        labels: The label of each client's message, by client.
+        bundles: Each client's bundle for this member, by client; empty if it only has to sign.
+        quorum: Signatures of the same view, by member; empty without a cross-check.
     """
 
     terms: str
@@ -186,33 +187,31 @@ class MemberQuestion:
         config: _Config = {
             _TERMS: self.terms,
             _ONLINE: list(self.online),
-            _LABELS: [self.labels[place] for place in self.online],
-            _BUNDLES: [self.bundles[place] for place in self.online if self.bundles],
+            _LABELS: [self.labels[client] for client in self.online],
+            _BUNDLES: [self.bundles[client] for client in self.online if self.bundles],
             _MEMBERS: list(self.quorum),
             _SIGNATURES: list(self.quorum.values()),
         }
         return RecordDict({"config": ConfigRecord(config)})
 
     @classmethod
-    def of(cls, content: RecordDict) -> Self:
+    def from_content(cls, content: RecordDict) -> Self:
         """Read a question.
 
         Raises:
-            ValueError: If it is none.
+            ValueError: The content is no question.
         """
         config = _only_config(content)
         text = config.get(_TERMS)
         if not isinstance(text, str):
             raise ValueError("the question has no terms")
-        online, bundles = _integers(config, _ONLINE), _blobs(config, _BUNDLES)
+        online, blobs = _integers(config, _ONLINE), _blobs(config, _BUNDLES)
         quorum = zip(_integers(config, _MEMBERS), _blobs(config, _SIGNATURES), strict=True)
-        return cls(
-            terms=text,
-            online=online,
-            labels=dict(zip(online, _blobs(config, _LABELS), strict=True)),
-            bundles=dict(zip(online, bundles, strict=True)) if bundles else {},
-            quorum=dict(quorum),
-        )
+        labels = dict(zip(online, _blobs(config, _LABELS), strict=True))
+        bundles = {}
+        if blobs:
+            bundles = dict(zip(online, blobs, strict=True))
+        return cls(terms=text, online=online, labels=labels, bundles=bundles, quorum=dict(quorum))
 
 
 def signature_to_content(signature: bytes) -> RecordDict:
@@ -224,7 +223,7 @@ def signature_of(content: RecordDict) -> bytes:
     """Read a member's signature.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: There is none.
     """
     signature = _only_config(content).get(_SIGNATURE)
     if not isinstance(signature, bytes):
@@ -233,9 +232,9 @@ def signature_of(content: RecordDict) -> bytes:
 
 
 def opened_to_content(opened: Opened) -> RecordDict:
-    """Return what a member has opened."""
+    """Return a member's opened shares as a message's content."""
     config: _Config = {
-        _PLACES: list(opened.shares),
+        _REPLIERS: list(opened.shares),
         _SHARES: list(opened.shares.values()),
         _UNREADABLE: list(opened.unreadable),
     }
@@ -243,13 +242,13 @@ def opened_to_content(opened: Opened) -> RecordDict:
 
 
 def opened_of(content: RecordDict) -> Opened:
-    """Read what a member has opened.
+    """Read what `opened_to_content` wrote.
 
     Raises:
-        ValueError: If it is no such answer.
+        ValueError: The content is anything else.
     """
     config = _only_config(content)
-    shares = zip(_integers(config, _PLACES), _blobs(config, _SHARES), strict=True)
+    shares = zip(_integers(config, _REPLIERS), _blobs(config, _SHARES), strict=True)
     return Opened(
         shares=dict(shares),
         unreadable=_integers(config, _UNREADABLE),
@@ -265,7 +264,7 @@ def text_of(content: RecordDict) -> str:
     """Read what `text_to_content` wrote.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: There is no text.
     """
     text = _only_config(content).get(_TERMS)
     if not isinstance(text, str):
@@ -292,6 +291,6 @@ def _list(config: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     values = config.get(key)
     if isinstance(values, list) and len(values) > MOST_ENTRIES:
         raise ValueError(f"'{key}' has {len(values)} values, and no sum more than {MOST_ENTRIES}")
-    if not isinstance(values, list) or not all(type(each) is kind for each in values):
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"'{key}' is no list of {kind.__name__}")
     return values

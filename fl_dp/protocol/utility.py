@@ -13,16 +13,16 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 
 @dataclass(frozen=True, kw_only=True)
 class UtilityQuery:
-    """Asks units for their utility, each with noise of its own.
+    """A question to units for their utility, each with noise of its own.
 
     Privacy: one answer is `1 / (2 noise_multiplier^2)`-zCDP for one unit, zero-out neighbours (its
     utility becomes the null, `high / 2`), against anyone who sees it, the server included.
 
     Attributes:
-        utility: `loss`, `records` (how many), or a metric that `evaluate` returns.
+        utility: `loss`, `records` (their number), or a metric that `evaluate` returns.
         high: Utilities are clipped to [0, high].
         noise_multiplier: Standard deviation of the noise, divided by `high / 2`.
-        units: Indexes of the node's units; None: the node is one unit.
+        units: Indices of the node's units. None: the node is one unit.
     """
 
     utility: str
@@ -34,7 +34,7 @@ class UtilityQuery:
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range or a unit is asked twice.
+            ValueError: A number is out of range, or a unit is asked twice.
         """
         _ = self.mechanism  # checks itself
         if self.units is not None and len(set(self.units)) != len(self.units):
@@ -52,7 +52,7 @@ class UtilityQuery:
         null = self.high / 2.0
         measured = np.array(utilities, dtype=np.float64)
         bounded = np.where(np.isnan(measured), null, np.clip(measured, 0.0, self.high))
-        # Encoded one by one: a vector of them would share one bound.
+        # Encoded one by one, as a vector's entries would share one bound.
         steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
         noise = self.mechanism.noise(steps.size, rng)
         return [float(noisy) + null for noisy in self.mechanism.release(steps, noise)]

@@ -18,7 +18,7 @@ from .terms import SumTerms
 from .texts import digest, prf
 
 COMMITMENT_BYTES = 16
-NONCE_BYTES = 8  # drawn for a message; a share's index is the rest of the cipher's
+NONCE_BYTES = 8  # drawn for a message; a share's index completes the cipher's nonce
 TAG_BYTES = 16
 PIECE_BYTES = SEED_BYTES + TAG_BYTES  # of one share in a bundle
 
@@ -29,9 +29,9 @@ class MaskedMessage:
 
     Attributes:
         masked: Packed values, masked; `packed_bytes(bits, size)` bytes.
-        bundles: For each member in order, a nonce and the shares of the seeds, each encrypted for
-            itself: the server hands on those alone that a view needs.
-        commitments: To the self seed and each pair seed, 16 bytes each.
+        bundles: For each member in order, a nonce and the shares of the seeds. Each share is
+            encrypted by itself, so that the server hands on only those that a view needs.
+        commitments: Commitments to the self seed and each pair seed, 16 bytes each.
     """
 
     masked: bytes
@@ -40,26 +40,26 @@ class MaskedMessage:
 
     @property
     def label(self) -> bytes:
-        """Hash of the masked values, 32 bytes, which bundles are bound to."""
+        """Hash of the masked values, 32 bytes. Bundles are bound to it."""
         return digest("masked", hashlib.sha256(self.masked).digest())
 
-    def fits(self, terms: SumTerms, place: int) -> bool:
-        """Tell whether it has the form that a place's message must have."""
-        seeds = 1 + len(terms.neighbours[place])
-        bundle = NONCE_BYTES + PIECE_BYTES * seeds
+    def fits(self, terms: SumTerms, client: int) -> bool:
+        """Tell whether it has the form that a client's message must have."""
+        seeds = 1 + len(terms.neighbours[client])
+        bundle_bytes = NONCE_BYTES + PIECE_BYTES * seeds
         return (
             len(self.masked) == packed_bytes(terms.bits, terms.size)
-            and [len(each) for each in self.bundles] == [bundle] * len(terms.committee)
+            and [len(bundle) for bundle in self.bundles] == [bundle_bytes] * len(terms.committee)
             and len(self.commitments) == COMMITMENT_BYTES * seeds
         )
 
 
-def commitment(seed: bytes, terms: SumTerms, place: int) -> bytes:
-    """Return a place's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
+def commitment(seed: bytes, terms: SumTerms, client: int) -> bytes:
+    """Return a client's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
 
-    Of one sum and place, so that a guess can't be compared with everybody's at once.
+    It depends on sum and client, so that a guess can't be compared with all clients' at once.
     """
-    return prf(seed, "commit", terms.hash, place)[:COMMITMENT_BYTES]
+    return prf(seed, "commit", terms.hash, client)[:COMMITMENT_BYTES]
 
 
 def piece_nonce(nonce: bytes, index: int) -> bytes:
@@ -67,45 +67,45 @@ def piece_nonce(nonce: bytes, index: int) -> bytes:
     return nonce + index.to_bytes(4, "big")
 
 
-def pair_seed(root: bytes, terms_hash: bytes, place: int, other: int) -> bytes:
-    """Return the seed, 16 bytes, of the mask that two places share in one sum."""
-    return prf(root, "pair", terms_hash, *sorted((place, other)))[:SEED_BYTES]
+def pair_seed(root: bytes, terms_hash: bytes, client: int, other: int) -> bytes:
+    """Return the seed, 16 bytes, of the mask that two clients share in one sum."""
+    return prf(root, "pair", terms_hash, *sorted((client, other)))[:SEED_BYTES]
 
 
-def sign_of(place: int, other: int) -> int:
-    """Return the sign with which a place adds the mask that it shares with another."""
-    return 1 if place < other else -1
+def sign_of(client: int, other: int) -> int:
+    """Return the sign with which a client adds the mask that it shares with another."""
+    return 1 if client < other else -1
 
 
-def bundle_cipher(root: bytes, terms: SumTerms, place: int, member: int) -> AESGCM:
-    """Return the cipher between a client's place and a member's, for one sum and direction."""
-    return AESGCM(prf(root, "bundle", terms.hash, place, member))
+def bundle_cipher(root: bytes, terms: SumTerms, client: int, member: int) -> AESGCM:
+    """Return the cipher between a client and a member, for one sum and direction."""
+    return AESGCM(prf(root, "bundle", terms.hash, client, member))
 
 
 @dataclass(eq=False)
 class Participation:
-    """A client's part in one sum, once its mark is on disk, to its message. Usable once.
+    """A client's part in one sum, from its mark on disk to its message. Usable once.
 
     Attributes:
-        terms: Of the sum.
-        place: The client's.
+        terms: The sum's terms.
+        client: The client's index in the directory.
     """
 
     terms: SumTerms
-    place: int
-    _root: Callable[[int], bytes] = field(repr=False)  # the secret that it shares with a place
+    client: int
+    _root: Callable[[int], bytes] = field(repr=False)  # the secret that it shares with a node
     _used: bool = field(default=False, init=False)
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
-        """Mask and share.
+        """Mask the values, and share the seeds.
 
         Args:
-            values: What to add, with its noise, in grid steps, shape `(terms.size,)`, taken modulo
-                2^bits.
+            values: Values to add, with their noise, in grid steps, int64 of shape `(terms.size,)`,
+                taken modulo 2^bits.
 
         Raises:
-            RuntimeError: If it was called before: two messages under one mask show a difference.
-            ValueError: If the shape or dtype is another.
+            RuntimeError: It was called before: two messages under one mask reveal a difference.
+            ValueError: The shape or dtype is another.
         """
         if values.shape != (self.terms.size,) or values.dtype != np.int64:
             raise ValueError(
@@ -115,24 +115,25 @@ class Participation:
         if self._used:
             raise RuntimeError("a participation sends one message")
         self._used = True
-        terms, place = self.terms, self.place
-        neighbours = terms.neighbours[place]
+        terms, client = self.terms, self.client
+        neighbours = terms.neighbours[client]
         own = secrets.token_bytes(SEED_BYTES)
-        pairs = [pair_seed(self._root(other), terms.hash, place, other) for other in neighbours]
+        pairs = [pair_seed(self._root(other), terms.hash, client, other) for other in neighbours]
         # y = x + PRG(own) + sum over j of sign(i, j) PRG(s_ij) mod 2^b (Bonawitz et al. 2017).
         total = values.astype(word_dtype(terms.bits))  # wraps
         add_mask(total, own, sign=1)
         for other, seed in zip(neighbours, pairs, strict=True):
-            add_mask(total, seed, sign=sign_of(place, other))
-        committed = b"".join(commitment(seed, terms, place) for seed in (own, *pairs))
+            add_mask(total, seed, sign=sign_of(client, other))
+        committed = b"".join(commitment(seed, terms, client) for seed in (own, *pairs))
         message = MaskedMessage(pack(total, terms.bits), [], committed)
         bound = terms.hash + message.label
         shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
         nonce = secrets.token_bytes(NONCE_BYTES)  # one for all members, as each has its own key
         nonces = [piece_nonce(nonce, index) for index in range(1 + len(pairs))]
         for member, share in zip(terms.committee, shares, strict=True):
-            cipher = bundle_cipher(self._root(member), terms, place, member)
-            pieces = (share[at : at + SEED_BYTES] for at in range(0, len(share), SEED_BYTES))
+            cipher = bundle_cipher(self._root(member), terms, client, member)
+            starts = range(0, len(share), SEED_BYTES)
+            pieces = (share[start : start + SEED_BYTES] for start in starts)
             sealed = map(cipher.encrypt, nonces, pieces, itertools.repeat(bound))
             message.bundles.append(nonce + b"".join(sealed))
         return message

@@ -1,7 +1,7 @@
 """The directory of a run: every node's public keys, signed.
 
-A node's place is the index of its entry, and its name within sums. A node that is new, or lost its
-keys, is appended in a new epoch; what was there before stays.
+Within sums a node is named by its *index*, that of its entry in the directory. A node that is new
+or has lost its keys is appended in a new epoch. Earlier entries stay.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .texts import (
     require_name,
 )
 
-ALL_MEMBERS = 20  # up to so many nodes the roster's choice of members does not count
+ALL_MEMBERS = 20  # with no more nodes than this, the roster's choice of members is ignored
 MOST_RUNS = 2**64 - 1  # Flower's run ids
 MOST_EPOCHS = 2**32 - 1
 MOST_ENTRIES = 10_000
-"""Of a directory: beyond some thousands of nodes, sums of sums are the plan."""
-_LONGEST_ENTRY, _ROOM = 700, 100_000  # characters: of one, and for long names
+"""Largest directory. For more than some thousand nodes, sums of sums are planned."""
+_LONGEST_ENTRY, _ROOM = 700, 100_000  # characters: of one entry, and spare for long names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Entry:
     """A node in the directory of a run.
 
     Attributes:
-        name: Under which its owner is known, printable, at most 200 characters.
+        name: The owner's name for the node, printable, at most 200 characters.
         identity: Public Ed25519 key, 32 bytes.
         run_key: Public X25519 key, 32 bytes.
-        signature: The identity's, 64 bytes, over run, epoch, name and both keys.
-        epoch: Of the directory that it first stands in.
+        signature: The identity's signature over run, epoch, name and both keys, 64 bytes.
+        epoch: Epoch of the first directory that has this entry.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Entry:
         """Validate.
 
         Raises:
-            ValueError: If a field can't be what it stands for.
+            ValueError: A name, an epoch or the length of a key is out of range.
         """
         require_name(name=self.name)
         require_integers(0, MOST_EPOCHS, epoch=self.epoch)
-        for what, value, length in (
+        for label, value, length in (
             ("identity", self.identity, KEY_BYTES),
             ("run key", self.run_key, KEY_BYTES),
             ("signature", self.signature, SIGNATURE_BYTES),
         ):
             if not isinstance(value, bytes) or len(value) != length:
-                raise ValueError(f"the {what} of '{self.name}' must be {length} bytes")
+                raise ValueError(f"the {label} of '{self.name}' must be {length} bytes")
 
     @classmethod
     def make(cls, run: int, epoch: int, name: str, identity: Identity, key: RunKey) -> Self:
@@ -90,7 +90,7 @@ class Entry:
         """Check that it is signed for this run, and that its run key hides something.
 
         Raises:
-            ValueError: If not.
+            ValueError: One of the two does not hold.
         """
         if not self.is_signed(run):
             raise ValueError(f"the entry of '{self.name}' is not signed for this run")
@@ -114,7 +114,7 @@ class Entry:
         """Read JSON text of `to_dict`.
 
         Raises:
-            ValueError: If it is anything else.
+            ValueError: The text is anything else.
         """
         longest = _LONGEST_ENTRY + _ROOM
         return cls.from_dict(parsed_object(text, "entry of a directory", longest=longest))
@@ -124,7 +124,7 @@ class Entry:
         """Read what `to_dict` wrote.
 
         Raises:
-            ValueError: If it is anything else.
+            ValueError: The document is anything else.
         """
         keys = ("name", "identity", "run_key", "signature", "epoch")
         fields = fields_of(fields, keys, "entries of a directory")
@@ -148,7 +148,7 @@ class Directory:
     Attributes:
         run: Flower's run id.
         epoch: 0, and one more each time that entries are appended.
-        roster_hash: Of the roster that the nodes are known by, in hex; empty: none.
+        roster_hash: Hash of the roster by which nodes are known, in hex. Empty: there is none.
         entries: Those of epoch 0, then those of epoch 1, ...; within an epoch by identity.
     """
 
@@ -172,7 +172,7 @@ class Directory:
         """Return the directory of the next epoch.
 
         Args:
-            entries: Of the next epoch, of nodes that are new or lost their keys.
+            entries: Entries of the next epoch: nodes that are new or lost their keys.
 
         Raises:
             ValueError: As `check`.
@@ -190,19 +190,20 @@ class Directory:
     def hash(self) -> bytes:
         """Digest of the directory, 32 bytes: equal at all nodes that hold the same one."""
         parts: list[bytes | int] = [self.run, self.epoch, self.roster_hash.encode()]
-        for each in self.entries:
-            parts += [each.name.encode(), each.identity, each.run_key, each.signature, each.epoch]
+        for entry in self.entries:
+            parts += [entry.name.encode(), entry.identity, entry.run_key]
+            parts += [entry.signature, entry.epoch]
         return digest("directory", *parts)
 
     @cached_property
-    def places(self) -> dict[bytes, int]:
-        """The place of each identity: that of its last entry, as older keys are lost."""
-        return {each.identity: place for place, each in enumerate(self.entries)}
+    def index_of(self) -> dict[bytes, int]:
+        """The index of each identity: that of its last entry, as older keys are lost."""
+        return {entry.identity: index for index, entry in enumerate(self.entries)}
 
     @cached_property
     def current(self) -> tuple[int, ...]:
-        """Places that count, ascending."""
-        return tuple(sorted(self.places.values()))
+        """Indices of each identity's last entry, ascending."""
+        return tuple(sorted(self.index_of.values()))
 
     def continues(self, earlier: Directory) -> bool:
         """Tell whether it is an earlier directory with entries appended, or that one itself."""
@@ -214,59 +215,63 @@ class Directory:
         )
 
     def committee(self, size: int, roster: Roster | None = None) -> tuple[int, ...]:
-        """Return the places of those who hold shares, ascending.
+        """Return the indices of the members, who hold shares, ascending.
 
-        Beyond 20 nodes those whom the roster names. Else all, or the `size` smallest hashes if
-        there are more. Nothing rests on chance here: all who collude may be in it.
+        Beyond 20 nodes they are those whom the roster names. Otherwise they are all nodes, or the
+        `size` smallest hashes if there are more. Security does not rest on chance here: all
+        colluding nodes may be in it.
 
         Args:
-            size: Members, where the roster names none.
-            roster: In which people may have chosen members.
+            size: Number of members if the roster names none.
+            roster: A roster in which people may have chosen members.
         """
         many = len(self.current) > ALL_MEMBERS
         if roster is not None and many and roster.chosen:
-            identities = roster.chosen
-            return tuple(p for p in self.current if self.entries[p].identity in identities)
+            chosen = roster.chosen
+            return tuple(index for index in self.current if self.entries[index].identity in chosen)
         if len(self.current) <= size:
             return self.current
         return tuple(sorted(self._ranked[:size]))
 
     @cached_property
     def _ranked(self) -> list[int]:
-        """Places that count, in an order that can't be known before the directory is complete."""
-        return sorted(
-            self.current,
-            key=lambda place: digest("committee", self.hash, self.entries[place].identity),
-        )
+        """Current indices, in an order that can't be known before the directory is complete."""
+
+        def rank(index: int) -> bytes:
+            return digest("committee", self.hash, self.entries[index].identity)
+
+        return sorted(self.current, key=rank)
 
     def strangers(self, roster: Roster) -> list[str]:
-        """Return what in it is not of an owner's roster; nothing if all is."""
-        found = [] if self.roster_hash == roster.hash else ["the directory is not of this roster"]
-        return found + [
-            f"'{entry.name}' is not in the roster with that key"
-            for entry in self.entries
-            if not roster.allows(entry.name, entry.identity)
-        ]
+        """Return an error for each part that is not of an owner's roster."""
+        errors = []
+        if self.roster_hash != roster.hash:
+            errors.append("the directory is not of this roster")
+        for entry in self.entries:
+            if not roster.allows(entry.name, entry.identity):
+                errors.append(f"'{entry.name}' is not in the roster with that key")
+        return errors
 
     def check(self) -> None:
-        """Check what needs no secret.
+        """Check all that needs no secret.
 
         Raises:
-            ValueError: If an entry is out of order or not signed, a name, identity or run key
-                stands for two nodes, or what a run key shares with others is public.
+            ValueError: An entry is out of order or not signed, two nodes share a name, identity or
+                run key, or secrets made with a run key would be public.
         """
         require_integers(0, MOST_RUNS, run=self.run)
         require_integers(0, MOST_EPOCHS, epoch=self.epoch)
-        hex_bytes(self.roster_hash, KEY_BYTES if self.roster_hash else 0, "roster_hash")
+        hash_bytes = KEY_BYTES if self.roster_hash else 0
+        hex_bytes(self.roster_hash, hash_bytes, "roster_hash")
         if not self.entries or self.entries[-1].epoch != self.epoch:
             raise ValueError(f"no entry is of the directory's epoch, {self.epoch}")
-        order = [(each.epoch, each.identity) for each in self.entries]
+        order = [(entry.epoch, entry.identity) for entry in self.entries]
         if any(one >= following for one, following in pairwise(order)):
             raise ValueError("entries must be in order of epoch and identity, each once")
-        if len({each.run_key for each in self.entries}) < len(self.entries):
+        if len({entry.run_key for entry in self.entries}) < len(self.entries):
             raise ValueError("a run key stands in the directory twice")
-        named = {(each.name, each.identity) for each in self.entries}
-        if not len(named) == len({name for name, _ in named}) == len(self.places):
+        named = {(entry.name, entry.identity) for entry in self.entries}
+        if not len(named) == len({name for name, _ in named}) == len(self.index_of):
             raise ValueError("a name stands for two identities, or an identity for two names")
         _check_keys(self)
 
@@ -277,20 +282,20 @@ class Directory:
                 "run": self.run,
                 "epoch": self.epoch,
                 "roster_hash": self.roster_hash,
-                "entries": [each.to_dict() for each in self.entries],
+                "entries": [entry.to_dict() for entry in self.entries],
             }
         )
 
     @classmethod
     def from_json(cls, text: str, *, most: int = MOST_ENTRIES) -> Self:
-        """Read what `to_json` wrote; `check` it before it is used.
+        """Read what `to_json` wrote. Call `check` before its use.
 
         Args:
-            text: Of a peer.
-            most: Entries that it can have.
+            text: JSON text from a peer.
+            most: The largest number of entries.
 
         Raises:
-            ValueError: If it is anything else.
+            ValueError: The text is anything else.
         """
         keys = ("run", "epoch", "roster_hash", "entries")
         fields = object_of(text, keys, "directories", longest=_LONGEST_ENTRY * most + _ROOM)
@@ -308,12 +313,12 @@ class Directory:
         )
 
 
-@lru_cache(maxsize=4)  # nodes of one process hold the same directory: 0.2 ms an entry
+@lru_cache(maxsize=4)  # nodes of one process hold the same directory; 0.2 ms per entry
 def _check_keys(directory: Directory) -> None:
     """Check each entry's signature, and that its run key hides something."""
-    for each in directory.entries:
-        each.check(directory.run)
+    for entry in directory.entries:
+        entry.check(directory.run)
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    return tuple(sorted(entries, key=lambda each: each.identity))
+    return tuple(sorted(entries, key=lambda entry: entry.identity))

@@ -1,4 +1,4 @@
-"""Keys of a node: its identity, which signs, and its key for one run, which hides."""
+"""Keys of a node: its identity, which signs, and its key for one run, which hides values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ class Identity:
     """A node's signing key, Ed25519, which outlives runs."""
 
     def __init__(self, key: ed25519.Ed25519PrivateKey) -> None:
-        """Take a key.
-
-        Args:
-            key: Its secret half.
-        """
+        """Store the key."""
         self._key = key
 
     @classmethod
@@ -48,7 +44,7 @@ class Identity:
         """Read an identity.
 
         Raises:
-            ValueError: If it is no Ed25519 key in PEM, without a password.
+            ValueError: The text is no Ed25519 key in PEM without a password.
         """
         try:
             key = load_pem_private_key(pem, password=None)
@@ -60,14 +56,14 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, file: str | Path) -> Self:
-        """Read a node's identity, or make one that only the owner reads (mode 0600).
+        """Read a node's identity, or make one that only the owner can read (mode 0600).
 
         Args:
-            file: In a folder that exists. Keep a copy: another identity needs a new roster.
+            file: A path in a folder that exists. Keep a copy: another identity needs a new roster.
 
         Raises:
-            ValueError: If others can read the file, or it is no identity.
-            OSError: If it can't be read or made.
+            ValueError: Others can read the file, or it holds no identity.
+            OSError: It can't be read or made.
         """
         file = Path(file)
         if not file.exists():
@@ -101,23 +97,19 @@ class Identity:
         return self._key.sign(text)
 
     def sealed(self, label: str, *parts: bytes | int) -> bytes:
-        """Return a code of some parts, 32 bytes, that only its secret half can make."""
+        """Return a code of some parts, 32 bytes, that only the secret half can make."""
         return prf(self._key.private_bytes_raw(), f"sealed {label}", *parts)
 
 
 class RunKey:
-    """A node's key for one run, X25519: deleted with the run, so that old sums stay closed.
+    """A node's key for one run, X25519. It is deleted with the run, so that old sums stay closed.
 
     Attributes:
         public: The public half, 32 bytes.
     """
 
     def __init__(self, key: x25519.X25519PrivateKey) -> None:
-        """Take a key.
-
-        Args:
-            key: Its secret half.
-        """
+        """Store the key."""
         self._key = key
         self.public = key.public_key().public_bytes_raw()
 
@@ -136,24 +128,26 @@ class RunKey:
         """The secret half, 32 bytes, for the node's store alone."""
         return self._key.private_bytes_raw()
 
-    def root(self, other: bytes, *places: int, told: bytes = b"") -> bytes:
-        """Return the secret that two places share, 32 bytes: HKDF-SHA256 of the X25519 secret.
+    def root(self, other: bytes, *indices: int, shared_context: bytes = b"") -> bytes:
+        """Return the secret that two nodes share, 32 bytes: HKDF-SHA256 of the X25519 secret.
 
         Args:
-            other: Public run key of the other; one's own for a secret that nobody else knows.
-            *places: Both places, in any order.
-            told: Digest of what both were told besides; with another digest the secret is another.
+            other: The other node's public run key. One's own gives a secret that nobody else knows.
+            *indices: Both nodes' indices, in any order.
+            shared_context: Digest of what both were told besides. Another digest gives another
+                secret.
 
         Raises:
-            ValueError: If the other's key is of low order, so that the secret is public.
+            ValueError: The other key is of low order, so that the secret would be public.
         """
         shared = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(other))
-        info = frame("root", *sorted(places))
-        return HKDF(hashes.SHA256(), KEY_BYTES, salt=told or None, info=info).derive(shared)
+        info = frame("root", *sorted(indices))
+        salt = shared_context or None
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=salt, info=info).derive(shared)
 
 
 def is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
-    """Tell whether a signature of a text is an identity's."""
+    """Tell whether a signature of a text was made by an identity."""
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, text)
     except (InvalidSignature, ValueError):  # ValueError: no key at all

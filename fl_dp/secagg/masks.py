@@ -1,7 +1,7 @@
 """Masks in Z_2^b: a seed's stream, added to words that wrap, of which the low b bits travel.
 
 Words have w = 8, 16 or 32 bits, at least b. The low b bits of a uniform word are uniform, and sums
-modulo 2^b need no others: there is neither a bias nor a rejection.
+modulo 2^b need no others. So there is no bias, and no rejection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def word_dtype(bits: int) -> np.dtype[Any]:
     """Return the dtype in which sums modulo 2^bits are computed, bits 1 to 32."""
     if not 1 <= bits <= MOST_BITS:
         raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {bits}")
-    return np.dtype("<u1" if bits <= 8 else "<u2" if bits <= 16 else "<u4")
+    if bits <= 8:
+        return np.dtype("<u1")
+    if bits <= 16:
+        return np.dtype("<u2")
+    return np.dtype("<u4")
 
 
 def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
@@ -39,9 +43,9 @@ def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
 
     Args:
         total: Words, shape `(size,)`, contiguous; they wrap.
-        seed: 16 bytes.
+        seed: The seed, 16 bytes.
         sign: 1 or -1.
-        skip: Words of the mask before those that are added, a whole number of AES blocks.
+        skip: Words of the mask to skip, a whole number of AES blocks.
     """
     # Every seed has a key of its own, so the counter may start at 0 each time.
     counter = (skip * total.itemsize // _BLOCK).to_bytes(_BLOCK, "big")
@@ -50,19 +54,19 @@ def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
     buffer = bytearray(len(_ZEROS) + _BLOCK - 1)
     step = len(_ZEROS) // total.itemsize
     mask = np.frombuffer(buffer, total.dtype, step)
-    combined = np.add if sign > 0 else np.subtract
+    combine = np.add if sign > 0 else np.subtract
     for start in range(0, total.size, step):
         part = total[start : start + step]
         stream.update_into(_ZEROS[: part.nbytes], buffer)
-        combined(part, mask[: part.size], out=part)
+        combine(part, mask[: part.size], out=part)
 
 
 def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
-    """Add many masks in place, long ones by several threads, each on its stretch of the words.
+    """Add many masks in place; several threads share a long total by stretches of words.
 
     Args:
-        total: As in `add_mask`.
-        masks: Seed and sign of each.
+        total: Words, as in `add_mask`.
+        masks: Pairs of seed and sign.
     """
     step = len(_ZEROS) // total.itemsize
     chunks = -(-total.size // step)
@@ -87,7 +91,7 @@ def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
 
 
 def packed_bytes(bits: int, size: int) -> int:
-    """Return the length of what `pack` makes of `size` words."""
+    """Return the length in bytes of `size` packed words."""
     return sum(-(-size * width // 8) for width in _planes(bits))
 
 
@@ -95,8 +99,8 @@ def pack(values: Words, bits: int) -> bytes:
     """Return the low bits of each word, without gaps.
 
     The bits of a word are cut into planes whose widths are powers of two, low bits first: 20 bits
-    are 16 and 4. A plane of 8, 16 or 32 bits is a little-endian array; a narrower one has its first
-    value in the low bits of a byte, and zeros at its end.
+    are 16 and 4. A plane of 8, 16 or 32 bits is a little-endian array. A narrower one has its first
+    value in the low bits of a byte, and is padded with zeros.
     """
     planes, shift = [], 0
     for width in _planes(bits):
@@ -117,7 +121,7 @@ def unpack(blob: bytes, bits: int, size: int) -> Words:
     """Return the words that `pack` wrote, shape `(size,)`.
 
     Raises:
-        ValueError: If the length is another than `packed_bytes`.
+        ValueError: The length is not `packed_bytes(bits, size)`.
     """
     if len(blob) != packed_bytes(bits, size):
         raise ValueError(
@@ -130,7 +134,7 @@ def unpack(blob: bytes, bits: int, size: int) -> Words:
         plane = np.frombuffer(blob, np.uint8, length, start)
         if width < 8:
             low = np.uint8((1 << width) - 1)
-            lanes = [(plane >> np.uint8(at)) & low for at in range(0, 8, width)]
+            lanes = [(plane >> np.uint8(offset)) & low for offset in range(0, 8, width)]
             plane = np.stack(lanes, axis=1).reshape(-1)[:size]
         else:
             plane = plane.view(_plane_dtype(width))

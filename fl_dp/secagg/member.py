@@ -1,4 +1,4 @@
-"""A committee member's one answer to a sum: shares of what unmasks the repliers' sum."""
+"""A committee member's one answer to a sum: the shares that unmask the repliers' sum."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Opened:
     """A member's answer.
 
     Attributes:
-        shares: For each replier by place: shares of its self seed, then of its pair seeds with
-            neighbours who did not reply, in ascending order, 16 bytes each.
-        unreadable: Places of repliers whose bundle does not decrypt; left out of `shares`.
+        shares: By replier: shares of its self seed, then of its pair seeds with neighbours who did
+            not reply, in ascending order, 16 bytes each.
+        unreadable: Repliers whose bundle does not decrypt. `shares` lacks them.
     """
 
     shares: dict[int, bytes] = field(repr=False)  # not into a node's logs
@@ -27,31 +27,25 @@ class Opened:
 
 
 def view_text(terms: SumTerms, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
-    """Return a view as members sign it: the terms, the repliers and labels of their messages.
-
-    Args:
-        terms: Of the sum.
-        online: Places of the repliers, ascending.
-        labels: Of their messages, by place.
-    """
-    sent = digest("labels", *(labels[place] for place in online))
-    return frame("view", terms.hash, sent, *online)
+    """Return a view as members sign it: the terms, the repliers and labels of their messages."""
+    messages = digest("labels", *(labels[client] for client in online))
+    return frame("view", terms.hash, messages, *online)
 
 
-def lost_neighbours(terms: SumTerms, place: int, online: frozenset[int]) -> list[tuple[int, int]]:
+def lost_neighbours(terms: SumTerms, client: int, online: frozenset[int]) -> list[tuple[int, int]]:
     """Return the neighbours of a replier who did not reply, each with its seed's index."""
-    near = enumerate(terms.neighbours[place], 1)  # the self seed is the first of all
-    return [(at, other) for at, other in near if other not in online]
+    neighbours = enumerate(terms.neighbours[client], 1)  # the self seed is the first of all
+    return [(index, other) for index, other in neighbours if other not in online]
 
 
-def opened_seeds(terms: SumTerms, place: int, online: frozenset[int]) -> list[int]:
+def opened_seeds(terms: SumTerms, client: int, online: frozenset[int]) -> list[int]:
     """Return the indices of a replier's seeds that a view opens: its own, and with who are gone."""
-    return [0, *(at for at, _ in lost_neighbours(terms, place, online))]
+    return [0, *(index for index, _ in lost_neighbours(terms, client, online))]
 
 
 def needed_of(bundle: bytes, indices: Iterable[int]) -> bytes:
-    """Return the part of a bundle that has the shares of some seeds, ascending."""
-    pieces = (bundle[at : at + PIECE_BYTES] for at in _starts(indices))
+    """Return the nonce of a bundle and its shares of some seeds, whose indices ascend."""
+    pieces = (bundle[start : start + PIECE_BYTES] for start in _starts(indices))
     return bundle[:NONCE_BYTES] + b"".join(pieces)
 
 
@@ -67,33 +61,34 @@ def open_bundles(
     bundles: Mapping[int, bytes],
     root: Callable[[int], bytes],
 ) -> tuple[dict[int, bytes], tuple[int, ...]]:
-    """Return a member's shares of what the repliers' sum needs, and whose bundles don't decrypt.
+    """Return a member's shares of the seeds that the repliers' sum needs, and unreadable bundles.
 
-    Of each replier it is the self seed and the pair seeds with those who are gone: never both
-    masks of one client under one view. All that has to be checked before is checked by the caller.
+    For each replier these are the self seed and the pair seeds with lost neighbours: never both
+    masks of one client under one view. The caller has checked all that has to be checked.
 
     Args:
-        terms: Of the sum.
-        member: The member's place.
-        online: Places of the repliers.
-        labels: Of their messages, which bundles are bound to.
-        bundles: What is needed of those for this member (`needed_of`), by the replier's place.
-        root: Secret that the member shares with a place.
+        terms: The sum's terms.
+        member: The member's index.
+        online: Indices of the repliers.
+        labels: Labels of their messages, to which bundles are bound.
+        bundles: The parts of the bundles that this member needs (`needed_of`), by client.
+        root: Returns the secret that the member shares with a node.
     """
     alive, shares, unreadable = frozenset(online), {}, []
-    for place in online:
-        sealed, wanted = bundles.get(place, b""), opened_seeds(terms, place, alive)
-        if len(sealed) != NONCE_BYTES + PIECE_BYTES * len(wanted):
-            unreadable.append(place)
+    for client in online:
+        sealed, indices = bundles.get(client, b""), opened_seeds(terms, client, alive)
+        if len(sealed) != NONCE_BYTES + PIECE_BYTES * len(indices):
+            unreadable.append(client)
             continue
-        pieces = zip(wanted, _starts(range(len(wanted))), strict=True)
-        nonce, cipher = sealed[:NONCE_BYTES], bundle_cipher(root(place), terms, place, member)
-        bound = terms.hash + labels[place]
+        nonce, cipher = sealed[:NONCE_BYTES], bundle_cipher(root(client), terms, client, member)
+        bound = terms.hash + labels[client]
+        pieces = []
         try:
-            shares[place] = b"".join(
-                cipher.decrypt(piece_nonce(nonce, index), sealed[at : at + PIECE_BYTES], bound)
-                for index, at in pieces
-            )
+            for index, start in zip(indices, _starts(range(len(indices))), strict=True):
+                piece = sealed[start : start + PIECE_BYTES]
+                pieces.append(cipher.decrypt(piece_nonce(nonce, index), piece, bound))
         except InvalidTag:
-            unreadable.append(place)
+            unreadable.append(client)
+        else:
+            shares[client] = b"".join(pieces)
     return shares, tuple(unreadable)

@@ -3,12 +3,12 @@
     >>> node = SecureNode(identity, SQLiteStore(path), name="clinic-a", roster=roster)
     >>> node.entry(run, epoch=0)  # to the server, who sends the directory of all
     >>> node.accept(directory)
-    >>> part = node.begin(text, content=content, purpose="train")  # marked: it can't happen again
+    >>> part = node.begin(text, content=content, purpose="train")  # marked: never twice
     >>> part.message(values)
-    >>> node.open(text, online, labels, bundles)  # as a member, once a sum
+    >>> node.open(text, online, labels, bundles)  # as a member, once per sum
 
-Each answer that could give something away is preceded by a mark on disk. Numbers of sums only grow:
-a sum that was answered, and all before it, are over for this node.
+A mark on disk precedes each answer that could give something away. Numbers of sums only grow: once
+a node has answered a sum, that sum and all earlier ones are over for it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
 
-KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
+KEPT_DAYS = 30.0  # for a run's keys, if no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _PROMISED = "promised"
-_KNOWN, _LARGEST = "identities", "largest"
+_IDENTITIES, _LARGEST = "identities", "largest"
 _SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
-_MOST_KEYS = 8  # of one node in a run: it may lose them
+_MOST_KEYS = 8  # of one node in a run, which may lose its key
 
 
 class SecureNode:
-    """A node of secure sums. All that it has to remember is in its store."""
+    """A node of secure sums. Its store holds all that it has to remember."""
 
     def __init__(
         self,
@@ -51,30 +51,31 @@ class SecureNode:
         roster: Roster | None = None,
         least_sum: int = 2,
         colluding: int | None = 0,
-        told: bytes = b"",
+        shared_context: bytes = b"",
     ) -> None:
         """Set up.
 
         Args:
-            identity: The node's.
-            store: Keeps run keys, directories and marks.
-            name: Under which others know the node.
-            roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
+            identity: The node's signing key.
+            store: Holds run keys, directories and marks.
+            name: The name by which others know the node.
+            roster: Nodes that the owner knows. None: a name stays with the identity first seen with
+                it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
-            colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
-                None: as many as is usual for the roster.
-            told: Digest of what the node was told besides its messages. Its masks don't cancel with
-                those of a node that was told anything else.
+            colluding: Nodes that the owner thinks may collude. The terms' count applies if it is
+                larger. None: as many as is usual for the roster.
+            shared_context: Digest of what all nodes were told besides messages. Masks of nodes with
+                different digests don't cancel.
 
         Raises:
-            ValueError: If a number is out of range.
+            ValueError: A number is out of range.
         """
         require_name(name=name)
         require_integers(2, _MOST_NODES, least_sum=least_sum)
         require_integers(0, _MOST_NODES, colluding=colluding or 0)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
-        self._told = told
+        self._shared_context = shared_context
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
         for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
             self.forget(run)
@@ -82,11 +83,11 @@ class SecureNode:
     # Set-up, once a run.
 
     def entry(self, run: int, *, epoch: int = 0) -> Entry:
-        """Return the node's entry for a run's directory; its run key is stored first.
+        """Return the node's entry for a run's directory. Its run key is stored first.
 
         Args:
             run: Flower's run id.
-            epoch: Of the directory that it is to stand in.
+            epoch: Epoch of the directory for which the entry is made.
 
         Raises:
             Refused: `directory`, if there can be no such run; then nothing is stored.
@@ -104,7 +105,7 @@ class SecureNode:
         """Read a directory of no more entries than a run can have; `accept` checks it.
 
         Raises:
-            Refused: `directory`, if it is none.
+            Refused: `directory`, if the text is no directory.
         """
         most = MOST_ENTRIES
         if self.roster is not None:
@@ -115,22 +116,22 @@ class SecureNode:
             raise Refused("directory", f"{error}") from error
 
     def accept(self, directory: Directory) -> bytes:
-        """Check a run's directory, keep it, and return its hash.
+        """Check a run's directory, store it, and return its hash.
 
         Raises:
-            Refused: `directory`, if it is not signed, holds a stranger, a key twice, or another key
-                than this node's, or is no continuation of the one before.
+            Refused: `directory`, if it is not signed, holds an unknown node, a key twice or another
+                key for this node, or does not continue the one before.
         """
-        self._check_strangers(directory)  # before the signature of any is looked at
+        self._check_strangers(directory)  # before any signature is verified
         try:
             directory.check()
         except ValueError as error:
             raise Refused("directory", f"{error}") from error
         key = self._run_key(directory.run)
-        mine = directory.places.get(self.identity.public)
-        if mine is None:
+        own_index = directory.index_of.get(self.identity.public)
+        if own_index is None:
             raise Refused("directory", "this node is not in the directory")
-        entry = directory.entries[mine]
+        entry = directory.entries[own_index]
         if (entry.name, entry.run_key) != (self.name, key.public):
             raise Refused("directory", "the directory has another name or key of this node")
         earlier = self.store.get(directory.run, _DIRECTORY)
@@ -138,30 +139,29 @@ class SecureNode:
             raise Refused("directory", "the directory does not continue the one before")
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
-            known = self._known()
-            seen = known | {each.name: each.identity.hex() for each in directory.entries}
-            if seen != known:
-                self.store.put(None, _KNOWN, canonical(seen).encode())
+            before = self._first_identities()
+            after = before | {entry.name: entry.identity.hex() for entry in directory.entries}
+            if after != before:
+                self.store.put(None, _IDENTITIES, canonical(after).encode())
         return directory.hash
 
     def _check_strangers(self, directory: Directory) -> None:
         if self.roster is not None:
-            if found := directory.strangers(self.roster):
-                raise Refused("directory", found[0])
+            if errors := directory.strangers(self.roster):
+                raise Refused("directory", errors[0])
             return
-        known = self._known()
-        for each in directory.entries:
-            if known.get(each.name, each.identity.hex()) != each.identity.hex():
-                raise Refused("directory", f"'{each.name}' had another identity before")
+        identities = self._first_identities()
+        for entry in directory.entries:
+            if identities.get(entry.name, entry.identity.hex()) != entry.identity.hex():
+                raise Refused("directory", f"'{entry.name}' had another identity before")
 
-    def _known(self) -> dict[str, str]:
-        """Return the identity in hex that each name had first."""
-        kept = self.store.get(None, _KNOWN)
-        known: dict[str, str] = {} if kept is None else json.loads(kept)
-        return known
+    def _first_identities(self) -> dict[str, str]:
+        stored = self.store.get(None, _IDENTITIES)
+        identities: dict[str, str] = {} if stored is None else json.loads(stored)
+        return identities
 
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks: what was sent in it can't be opened any more."""
+        """Delete a run's key, directory and marks. What was sent in it can't be opened any more."""
         self.store.forget(run)
         self._roots.clear()
 
@@ -170,8 +170,8 @@ class SecureNode:
     def begin(self, text: str, *, content: str, purpose: str) -> Participation:
         """Check terms as a client, and mark the sum as taken part in.
 
-        Whatever happens after it, the sum counts. The mark is on disk when this returns: then
-        charge, then train.
+        The mark is on disk when this returns, and the sum counts whatever happens next. The order
+        is mark, charge, train.
 
         Args:
             text: The terms, as received.
@@ -182,26 +182,26 @@ class SecureNode:
             Refused: `terms`, `directory`, `policy` or `stale`.
         """
         agreed = self._agree(text)
-        terms, place = agreed.terms, agreed.place
+        terms, client = agreed.terms, agreed.own_index
         if terms.content != content:
             raise Refused("terms", "the message is not the one of its terms")
         if terms.purpose != purpose:
             raise Refused("terms", f"the terms are for '{terms.purpose}', not '{purpose}'")
-        if place not in terms.cohort:
+        if client not in terms.cohort:
             raise Refused("terms", "this node is not in the cohort")
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         self._mark(terms, _SUM, Mark(terms.hash))
-        return Participation(terms, place, agreed.root)
+        return Participation(terms, client, agreed.root)
 
     def largest(self, terms: SumTerms) -> tuple[int, int]:
         """Return the most coordinates and the largest cohort of any sum so far, this included.
 
-        The accounting's own error of all sums together is bounded by that many times this one.
+        These two numbers bound the floating-point error of the accounting over all sums.
         """
-        kept = self.store.get(None, _LARGEST)
-        size, cohort = (0, 0) if kept is None else json.loads(kept)
+        stored = self.store.get(None, _LARGEST)
+        size, cohort = (0, 0) if stored is None else json.loads(stored)
         most = max(size, terms.size), max(cohort, len(terms.cohort))
         if most != (size, cohort):
             self.store.put(None, _LARGEST, canonical(list(most)).encode())
@@ -210,12 +210,12 @@ class SecureNode:
     # As a member of the committee.
 
     def view(self, text: str, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
-        """Sign, as a member, who replied to a sum, for the cross-check; only ever one view a sum.
+        """Sign, as a member, who replied to a sum, for the cross-check. A sum has one view.
 
         Args:
             text: The terms, as received.
-            online: Places of the repliers, ascending.
-            labels: Of their messages, by place, 32 bytes each.
+            online: Indices of the repliers, ascending.
+            labels: The label of each replier's message, 32 bytes, by client.
 
         Raises:
             Refused: `terms`, `directory`, `policy`, `stale`, `view` or `thin`.
@@ -224,13 +224,13 @@ class SecureNode:
         terms = agreed.terms
         if not terms.cross_check:
             raise Refused("terms", "the terms have no cross-check")
-        said = self._check_view(agreed, online, labels)
+        view = self._check_view(agreed, online, labels)
         if terms.number <= self.store.last(terms.run, _OPEN):
             raise stale(terms.number)
-        # The same question once more, as of a message that came twice, has the same answer.
+        # A repeated question, for example a message that came twice, has the same answer.
         if self.store.marked(terms.run, _VIEW, terms.number) is None:
-            self._mark(terms, _VIEW, _mark_of(terms, said))
-        return self.identity.sign(said)
+            self._mark(terms, _VIEW, _mark_of(terms, view))
+        return self.identity.sign(view)
 
     def open(
         self,
@@ -240,29 +240,30 @@ class SecureNode:
         bundles: Mapping[int, bytes],
         quorum: Mapping[int, bytes] | None = None,
     ) -> Opened:
-        """Open, as a member, the shares that unmask the repliers' sum; once a sum.
+        """Open, as a member, the shares that unmask the repliers' sum; once per sum.
 
         Args:
-            text: The terms, as received.
-            online: Places of the repliers, ascending.
-            labels: Of their messages, by place, 32 bytes each.
-            bundles: For this member, by the replier's place.
-            quorum: With the cross-check: signatures of this view, by member's place.
+            text: As in `view`.
+            online: As in `view`.
+            labels: As in `view`.
+            bundles: The shares that each replier sent for this member, by client.
+            quorum: With the cross-check: signatures of this view, by member.
 
         Raises:
             Refused: `terms`, `directory`, `policy`, `stale`, `view`, `thin` or `quorum`.
         """
         agreed = self._agree(text)
         terms = agreed.terms
-        said = self._check_view(agreed, online, labels)
+        view = self._check_view(agreed, online, labels)
         if terms.cross_check:
-            good = terms.signers(agreed.directory, quorum or {}, said)
-            if good < terms.threshold:
+            signers = terms.signers(agreed.directory, quorum or {}, view)
+            if signers < terms.threshold:
                 raise Refused(
-                    "quorum", f"{good} members signed this view, {terms.threshold} are needed"
+                    "quorum", f"{signers} members signed this view, {terms.threshold} are needed"
                 )
-        self._mark(terms, _OPEN, _mark_of(terms, said))
-        shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
+        self._mark(terms, _OPEN, _mark_of(terms, view))
+        member = agreed.own_index
+        shares, unreadable = open_bundles(terms, member, online, labels, bundles, agreed.root)
         return Opened(shares, unreadable)
 
     def _check_view(
@@ -270,24 +271,24 @@ class SecureNode:
     ) -> bytes:
         """Return the view as members sign it, unless it breaks a rule or another one was signed."""
         terms = agreed.terms
-        if agreed.place not in terms.committee:
+        if agreed.own_index not in terms.committee:
             raise Refused("terms", "this node is not in the committee")
         self._check_repliers(terms, online, self._noise(terms))
-        if set(labels) != set(online) or any(len(each) != _LABEL_BYTES for each in labels.values()):
+        wrong_length = any(len(label) != _LABEL_BYTES for label in labels.values())
+        if set(labels) != set(online) or wrong_length:
             raise Refused("view", f"labels must be {_LABEL_BYTES} bytes for each replier")
         took_part = self.store.marked(terms.run, _SUM, terms.number)
         if took_part is not None and took_part.terms != terms.hash:
             raise Refused("terms", f"this node took part in sum {terms.number} under other terms")
-        said = view_text(terms, online, labels)
+        view = view_text(terms, online, labels)
         signed = self.store.marked(terms.run, _VIEW, terms.number)
-        if signed not in (None, _mark_of(terms, said)):
+        if signed not in (None, _mark_of(terms, view)):
             raise Refused("view", f"another view of sum {terms.number} was signed")
-        return said
+        return view
 
     # What every role checks.
 
     def _agree(self, text: str) -> _Agreed:
-        """Check terms as far as every role does."""
         try:
             terms = _terms_of(text)
         except (TypeError, ValueError, OverflowError) as error:
@@ -298,27 +299,27 @@ class SecureNode:
         current = frozenset(directory.current)
         if not current.issuperset(terms.cohort) or not current.issuperset(terms.committee):
             raise Refused("terms", "cohort and committee must be nodes whose entry is their last")
-        # A roster that this node does not have may name members: it can't tell whom.
+        # If the directory has a roster that this node lacks, it can't tell who the members are.
         if (self.roster is not None or not directory.roster_hash) and (
             terms.committee != directory.committee(len(terms.committee), self.roster)
         ):
             raise Refused("terms", "the committee is not the one of this directory")
         self._noise(terms)
         self._check_promise(terms)
-        key, mine = self._run_key(terms.run), directory.places[self.identity.public]
-        return _Agreed(self, terms, directory, key, mine)
+        own_index = directory.index_of[self.identity.public]
+        return _Agreed(self, terms, directory, self._run_key(terms.run), own_index)
 
     def assumed_colluding(self, terms: SumTerms) -> int:
-        """Return how many may collude: what the terms say, or the owner if that is more."""
+        """Return how many nodes may collude: the larger of the terms' and the owner's number."""
         if self.colluding is not None:
             return max(self.colluding, terms.colluding)
-        # Of all that the owner knows: a server that lies would put its accomplices into a cohort
-        # so small that fewer were usual.
-        known = 0 if self.roster is None else len(self.roster.members)
-        return max(usual_colluding(max(known, len(terms.cohort))), terms.colluding)
+        # The whole roster counts: a server that lies would put its accomplices into a cohort so
+        # small that fewer were usual.
+        listed = 0 if self.roster is None else len(self.roster.members)
+        return max(usual_colluding(max(listed, len(terms.cohort))), terms.colluding)
 
     def _noise(self, terms: SumTerms) -> SharedNoise:
-        """Return the rules with as many colluding as terms or owner assume, if they hold."""
+        """Return the rules with the assumed number of colluding nodes, if they hold."""
         assumed = self.assumed_colluding(terms)
         try:
             noise = terms.noise_of(assumed)
@@ -334,15 +335,15 @@ class SecureNode:
         return noise
 
     def _promise(self, run: int) -> tuple[int, int]:
-        """Return the most that a run has promised, and the most that may collude by its terms."""
-        kept = self.store.get(run, _PROMISED)
-        promised, colluding = (0, 0) if kept is None else json.loads(kept)
+        """Return the most honest clients that a run has promised, and the most colluding nodes."""
+        stored = self.store.get(run, _PROMISED)
+        promised, colluding = (0, 0) if stored is None else json.loads(stored)
         return promised, colluding
 
     def _check_promise(self, terms: SumTerms) -> None:
         """Refuse a sum that hides a client among fewer than the run has promised before."""
         promised, colluding = self._promise(terms.run)
-        # Supposing that nobody colludes would make up for a smaller sum.
+        # The largest count so far: terms that lower it could hide a smaller sum.
         certain = terms.noise.guaranteed - max(colluding, terms.colluding)
         if certain < promised:
             raise Refused(
@@ -360,7 +361,7 @@ class SecureNode:
             self.store.put(terms.run, _PROMISED, canonical(list(most)).encode())
 
     def _check_repliers(self, terms: SumTerms, online: Sequence[int], noise: SharedNoise) -> None:
-        """Refuse repliers whom no sum may be opened for."""
+        """Refuse repliers for whom no sum may be opened."""
         alive = frozenset(online)
         if list(online) != sorted(alive) or not alive <= frozenset(terms.cohort):
             raise Refused("view", "repliers must be of the cohort, in ascending order, each once")
@@ -377,23 +378,25 @@ class SecureNode:
 
     def _directory(self, run: int) -> Directory:
         """Return a run's directory, checked against the roster that is in force now."""
-        kept = self.store.get(run, _DIRECTORY)
-        if kept is None:
+        stored = self.store.get(run, _DIRECTORY)
+        if stored is None:
             raise Refused("directory", "this node has no directory of that run")
-        directory = _directory_of(kept)
-        # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
+        directory = _directory_of(stored)
+        # The roster may have changed since: it was pinned, or an identity was struck out.
         self._check_strangers(directory)
         return directory
 
-    def _root_of(self, theirs: bytes, key: RunKey, mine: int, other: int) -> bytes:
-        """Return the secret that this node shares with a place, 61 us the first time."""
-        known = key.public, theirs, mine, other
-        if known not in self._roots:
-            self._roots[known] = key.root(theirs, mine, other, told=self._told)
-        return self._roots[known]
+    def _root_of(self, other_key: bytes, key: RunKey, own_index: int, other: int) -> bytes:
+        """Return the secret that this node shares with another; it takes 61 us the first time."""
+        pair = key.public, other_key, own_index, other
+        if pair not in self._roots:
+            self._roots[pair] = key.root(
+                other_key, own_index, other, shared_context=self._shared_context
+            )
+        return self._roots[pair]
 
 
-# Public, and the same at every node: where many live in one process, it is read once.
+# Terms are public and equal at all nodes: nodes of one process read them once.
 @lru_cache(maxsize=8)
 def _terms_of(text: str) -> SumTerms:
     return SumTerms.from_json(text)
@@ -405,19 +408,19 @@ def _directory_of(text: bytes) -> Directory:
 
 
 class _Agreed(NamedTuple):
-    """Terms that a node agrees with, and what it answers them with."""
+    """Terms that a node agrees with, and what it needs to answer them."""
 
     node: SecureNode
     terms: SumTerms
     directory: Directory
     key: RunKey
-    place: int
+    own_index: int
 
     def root(self, other: int) -> bytes:
-        """Return the secret that the node shares with a place."""
-        theirs = self.directory.entries[other].run_key
-        return self.node._root_of(theirs, self.key, self.place, other)
+        """Return the secret that the node shares with another, by its index."""
+        other_key = self.directory.entries[other].run_key
+        return self.node._root_of(other_key, self.key, self.own_index, other)
 
 
-def _mark_of(terms: SumTerms, said: bytes) -> Mark:
-    return Mark(terms.hash, digest("marked view", said))
+def _mark_of(terms: SumTerms, view: bytes) -> Mark:
+    return Mark(terms.hash, digest("marked view", view))

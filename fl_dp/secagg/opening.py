@@ -1,10 +1,12 @@
 """The server's side of one sum: fold messages, ask the committee, and take the masks away.
 
 >>> opening = OpenSum(terms, directory)
->>> opening.fold(place, message)  # each reply
+>>> opening.fold(client, message)  # each reply
 >>> opening.require_openable()
 >>> opening.answer(member, node.open(terms.to_json(), *opening.question(member)))
 >>> if opening.enough: opening.release()
+
+`client` and `member` are indices of entries in the directory.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from .member import Opened, lost_neighbours, needed_of, view_text
 from .shares import combine, interpolate
 from .terms import Refused, SumTerms
 
-_MOST_SUBSETS = 1000  # of shares that are tried where members lie; a try is a fraction of a ms
-_CERTAIN = 14.0  # tries, over their chance, after which one has succeeded but for 1e-6
+_MOST_SUBSETS = 1000  # tried where members lie; a try is a fraction of a ms
+_CERTAIN = 14.0  # expected successes; exp(-14) < 1e-6 is the chance that none of the tries succeeds
 
 
 class SecureSumFailed(RuntimeError):
@@ -37,12 +39,12 @@ class SecureSumFailed(RuntimeError):
 
 
 class Question(NamedTuple):
-    """What a member is asked besides the terms, in the order of `SecureNode.open`.
+    """A question to a member besides the terms, in the order of `SecureNode.open`.
 
     Attributes:
-        online: Places of the repliers, ascending.
-        labels: Of their messages, by place.
-        bundles: For this member, by place, of each what it opens (`needed_of`).
+        online: The repliers, ascending.
+        labels: The label of each replier's message, by client.
+        bundles: The part of each replier's bundle that this member opens (`needed_of`), by client.
     """
 
     online: tuple[int, ...]
@@ -54,9 +56,9 @@ class Blame(NamedTuple):
     """Nodes that a sum has shown to lie, if at most max(1, colluding) nodes lie.
 
     Attributes:
-        clients: Places whose commitments or shares are wrong, whatever members say.
-        members: Places who answered wrongly, whatever clients sent them.
-        undecided: Clients whose seeds did not open, though members who are gone or lie may be why.
+        clients: Clients whose commitments or shares are wrong, whatever members say.
+        members: Members who answered wrongly, whatever clients sent them.
+        undecided: Clients whose seeds did not open, perhaps because members are gone or lie.
     """
 
     clients: frozenset[int]
@@ -65,7 +67,7 @@ class Blame(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What the server keeps of a message whose values were added."""
+    """The parts of a message that the server stores once its values were added."""
 
     label: bytes
     bundles: list[bytes]
@@ -76,18 +78,12 @@ class OpenSum:
     """One sum at the server.
 
     Attributes:
-        terms: Of the sum.
-        view_signatures: Of members who signed the view, by place.
+        terms: The sum's terms.
+        view_signatures: Signatures of the view, by member.
     """
 
     def __init__(self, terms: SumTerms, directory: Directory | None = None) -> None:
-        """Start without any reply.
-
-        Args:
-            terms: Of the sum.
-            directory: Whose identities view signatures are checked with; None: there is no
-                cross-check.
-        """
+        """Start without any reply."""
         self.terms, self.directory = terms, directory
         self.view_signatures: dict[int, bytes] = {}
         self._misanswered: set[int] = set()  # members whose answers no client can have spoilt
@@ -96,17 +92,19 @@ class OpenSum:
         self._points: dict[int, dict[int, bytes]] = {}  # shares of a replier's seeds, by x
         self._unreadable: dict[int, set[int]] = {}  # members who can't read a replier's bundle
         self._seeds: dict[int, tuple[bytes, ...]] = {}
-        self._fitted: dict[int, tuple[int, ...]] = {}  # x of the shares that a replier's are of
+        self._fitted: dict[int, tuple[int, ...]] = {}  # x of the shares that gave its seeds
         self._needed: dict[int, list[tuple[int, int | None]]] = {}
         self._asked, self._answered, self._fresh = False, set[int](), False
-        self._good: tuple[int, ...] = ()  # x of members whose shares fitted last
+        self._good: tuple[int, ...] = ()  # x of the members whose shares fitted last
 
     # Replies.
 
     @property
     def online(self) -> tuple[int, ...]:
-        """Places of the repliers so far, ascending."""
-        return self._fixed if self._asked else tuple(sorted(self._heads))
+        """The repliers so far, ascending."""
+        if self._asked:
+            return self._fixed
+        return tuple(sorted(self._heads))
 
     @cached_property
     def _fixed(self) -> tuple[int, ...]:
@@ -115,30 +113,31 @@ class OpenSum:
 
     @property
     def labels(self) -> dict[int, bytes]:
-        """Labels of the messages so far, by place."""
-        return {place: self._heads[place].label for place in self.online}
+        """Labels of the messages so far, by client."""
+        return {client: self._heads[client].label for client in self.online}
 
-    def fold(self, place: int, message: MaskedMessage) -> None:
+    def fold(self, client: int, message: MaskedMessage) -> None:
         """Add a client's message.
 
         Raises:
-            Refused: `terms`, for a stranger's message or one of the wrong form; `stale`, for a
-                second one, or one after members were asked.
+            Refused: `terms`, if the client is not in the cohort or the message has the wrong form.
+                `stale`, if it is the client's second one, or members were asked already.
         """
-        if place not in self.terms.cohort:
-            raise Refused("terms", f"place {place} is not in the cohort")
-        if self._asked or place in self._heads:
-            raise Refused("stale", f"place {place} replied before, or too late")
-        if not message.fits(self.terms, place):
-            raise Refused("terms", f"the message of place {place} has the wrong form")
+        if client not in self.terms.cohort:
+            raise Refused("terms", f"client {client} is not in the cohort")
+        if self._asked or client in self._heads:
+            raise Refused("stale", f"client {client} replied before, or too late")
+        if not message.fits(self.terms, client):
+            raise Refused("terms", f"the message of client {client} has the wrong form")
         self._total += unpack(message.masked, self.terms.bits, self.terms.size)
-        self._heads[place] = _Head(message.label, message.bundles, message.commitments)
+        self._heads[client] = _Head(message.label, message.bundles, message.commitments)
 
     def require_openable(self) -> None:
         """Check, before a member is asked, that members may open the sum of these repliers.
 
         Raises:
-            SecureSumFailed: If too few replied, or the ring is too thin.
+            SecureSumFailed: Too few clients replied, or lies could cut one off in the ring (rule
+                R3).
         """
         if len(self._heads) < self.terms.least:
             raise SecureSumFailed(
@@ -155,26 +154,26 @@ class OpenSum:
 
     @cached_property
     def view(self) -> bytes:
-        """The text that members sign: who replied with what. From here on no message is folded."""
+        """The text that members sign: who replied with what. It ends the folding of messages."""
         self._asked = True
         return view_text(self.terms, self.online, self.labels)
 
     def question(self, member: int) -> Question:
-        """Return what to ask a member, by its place. From here on no message is folded.
+        """Return what to ask a member. It ends the folding of messages.
 
         Raises:
-            ValueError: If the place is not in the committee.
+            ValueError: The member is not in the committee.
         """
         self._asked = True
-        at = self.terms.committee.index(member)
+        position = self.terms.committee.index(member)
         bundles = {
-            place: needed_of(self._heads[place].bundles[at], self._indices[place])
-            for place in self.online
+            client: needed_of(self._heads[client].bundles[position], self._indices[client])
+            for client in self.online
         }
         return Question(self.online, self.labels, bundles)
 
     def sign(self, member: int, signature: bytes) -> None:
-        """Take in a member's signature of the view, for the cross-check, unless it is wrong."""
+        """Store a member's signature of the view, for the cross-check, unless it is wrong."""
         if self.directory is None or member not in self.terms.committee:
             return
         if is_signed(self.directory.entries[member].identity, signature, self.view):
@@ -188,20 +187,20 @@ class OpenSum:
         return len(self.view_signatures) >= self.terms.threshold
 
     def answer(self, member: int, opened: Opened) -> None:
-        """Take in a member's answer; a second one, or a stranger's, is left out."""
+        """Store a member's answer. A second one, or one from outside the committee, is ignored."""
         if member not in self.terms.committee or member in self._answered:
             return
         self._answered.add(member)
         self._asked = self._fresh = True
-        for place in self._heads.keys() & set(opened.unreadable):
-            self._unreadable.setdefault(place, set()).add(member)
+        for client in self._heads.keys() & set(opened.unreadable):
+            self._unreadable.setdefault(client, set()).add(member)
         x = self.terms.committee.index(member) + 1
-        for place in self.online:
-            share = opened.shares.get(place)
+        for client in self.online:
+            share = opened.shares.get(client)
             if share is None:
                 continue
-            if len(share) == SEED_BYTES * len(self._wanted(place)):
-                self._points.setdefault(place, {})[x] = share
+            if len(share) == SEED_BYTES * len(self._seeds_to_open(client)):
+                self._points.setdefault(client, {})[x] = share
             else:
                 self._misanswered.add(member)
 
@@ -212,49 +211,50 @@ class OpenSum:
             return False
         if self._fresh:  # else nothing has changed since the last look
             self._fresh = False
-            for place in self.online:
-                if place not in self._seeds and not self._open_seeds(place):
+            for client in self.online:
+                if client not in self._seeds and not self._open_seeds(client):
                     break
         return len(self._seeds) == len(self._heads)
 
     @cached_property
     def _indices(self) -> dict[int, list[int]]:
-        """Of the seeds to open, by place; fixed from the first question on."""
-        return {place: [at for at, _ in self._wanted(place)] for place in self._heads}
+        """Indices of the seeds to open, by client; fixed from the first question on."""
+        return {
+            client: [index for index, _ in self._seeds_to_open(client)] for client in self._heads
+        }
 
-    def _wanted(self, place: int) -> list[tuple[int, int | None]]:
+    def _seeds_to_open(self, client: int) -> list[tuple[int, int | None]]:
         """Return index and neighbour of the seeds to open; the self seed has no neighbour."""
         if not self._needed:  # fixed from the first question on
             alive = frozenset(self._heads)
-            self._needed = {
-                each: [(0, None), *lost_neighbours(self.terms, each, alive)] for each in alive
-            }
-        return self._needed[place]
+            for replier in alive:
+                lost = lost_neighbours(self.terms, replier, alive)
+                self._needed[replier] = [(0, None), *lost]
+        return self._needed[client]
 
-    def _open_seeds(self, place: int, *, without: Set[int] = frozenset()) -> bool:
-        """Put a replier's seeds together from shares that fit its commitments, if there are."""
-        points = self._shares_of(place, without)
+    def _open_seeds(self, client: int, *, without: Set[int] = frozenset()) -> bool:
+        """Combine a replier's seeds from shares, and store them if they fit its commitments."""
+        points = self._shares_of(client, without)
         for attempt, xs in enumerate(self._subsets(points)):
-            if (seeds := self._matching(place, xs)) is not None:
-                self._seeds[place], self._good, self._fitted[place] = seeds, xs, xs
+            if (seeds := self._matching(client, xs)) is not None:
+                self._seeds[client], self._good, self._fitted[client] = seeds, xs, xs
                 return True
-            if attempt == 0 and not _off(points, xs):
-                return False  # all are of one polynomial, so that no other subset has another
+            if attempt == 0 and not _outliers(points, xs):
+                return False  # all lie on one polynomial, so every subset gives the same seeds
         return False
 
-    def _matching(self, place: int, xs: tuple[int, ...]) -> tuple[bytes, ...] | None:
+    def _matching(self, client: int, xs: tuple[int, ...]) -> tuple[bytes, ...] | None:
         """Return the seeds that some shares give, if they are what the replier committed to."""
-        points, commitments = self._points[place], self._heads[place].commitments
-        seeds = _seeds(points, xs)
-        wanted = [
-            commitments[COMMITMENT_BYTES * at : COMMITMENT_BYTES * (at + 1)]
-            for at, _ in self._wanted(place)
-        ]
-        found = [commitment(seed, self.terms, place) for seed in seeds]
-        return seeds if found == wanted else None
+        seeds = _seeds(self._points[client], xs)
+        commitments = self._heads[client].commitments
+        for seed, (index, _) in zip(seeds, self._seeds_to_open(client), strict=True):
+            committed = commitments[COMMITMENT_BYTES * index : COMMITMENT_BYTES * (index + 1)]
+            if commitment(seed, self.terms, client) != committed:
+                return None
+        return seeds
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
-        """Yield subsets of as many points as the threshold, those that fitted last first."""
+        """Yield subsets of `threshold` points; those that fitted last come first."""
         threshold = self.terms.threshold
         if len(points) < threshold:
             return
@@ -272,48 +272,50 @@ class OpenSum:
     def blame(self) -> Blame:
         """Return the nodes that lied, as far as counting shows, once no more answers come.
 
-        A share that is off may be the lie of its client or of its member. But of more clients than
-        may lie one is honest, and so is one of more members. And so many shares of an honest client
-        are right that it opens, unless too many members are gone or lie.
+        A wrong share may be the lie of its client or of its member. At most max(1, colluding) nodes
+        lie. So a member is blamed for wrong shares of more clients than may lie, and a client
+        likewise. An honest client's shares open unless too many members are gone or lie.
         """
         if len(self._answered) < self.terms.threshold:
             return Blame(frozenset(), frozenset(), frozenset())
         most = max(1, self.terms.colluding)
         members = set(self._misanswered)
         for _ in range(2):  # once more without the members that the first look has found
-            closed = {each for each in self.online if not self._opens(each, without=members)}
-            off = {place: self._wrong_about(place) for place in self.online}
-            told = Counter(member for lied in off.values() for member in lied)
-            members |= {member for member, times in told.items() if times > most}
-        clients = {place for place in off if len(off[place] - members) > most}
-        clients |= {place for place in closed if self._must_lie(place, members, most)}
+            closed = {client for client in self.online if not self._opens(client, without=members)}
+            wrong = {client: self._wrong_about(client) for client in self.online}
+            accusations = Counter(itertools.chain.from_iterable(wrong.values()))
+            members |= {member for member, times in accusations.items() if times > most}
+        clients = {client for client in wrong if len(wrong[client] - members) > most}
+        clients |= {client for client in closed if self._must_lie(client, members, most)}
         undecided = closed - clients if self._seeds else ()  # where none opens, members are why
         return Blame(frozenset(clients), frozenset(members), frozenset(undecided))
 
-    def _opens(self, place: int, *, without: Set[int]) -> bool:
-        return place in self._seeds or self._open_seeds(place, without=without)
+    def _opens(self, client: int, *, without: Set[int]) -> bool:
+        return client in self._seeds or self._open_seeds(client, without=without)
 
-    def _shares_of(self, place: int, without: Set[int]) -> dict[int, bytes]:
-        """Return a replier's shares by x, but for those of some members."""
-        points = self._points.get(place, {}).items()
+    def _shares_of(self, client: int, without: Set[int]) -> dict[int, bytes]:
+        """Return a replier's shares by x, except those from the members `without`."""
+        points = self._points.get(client, {}).items()
         return {x: share for x, share in points if self.terms.committee[x - 1] not in without}
 
-    def _wrong_about(self, place: int) -> set[int]:
-        """Return the members who can't read a replier's bundle, or whose share is off."""
-        fitted = self._fitted.get(place)
-        off = set() if fitted is None else _off(self._points[place], fitted)
-        return {self.terms.committee[x - 1] for x in off} | self._unreadable.get(place, set())
+    def _wrong_about(self, client: int) -> set[int]:
+        """Return the members who can't read a replier's bundle, or whose share is wrong."""
+        members = set(self._unreadable.get(client, set()))
+        if client in self._fitted:
+            outliers = _outliers(self._points[client], self._fitted[client])
+            members |= {self.terms.committee[x - 1] for x in outliers}
+        return members
 
-    def _must_lie(self, place: int, members: Set[int], most: int) -> bool:
-        """Tell whether a replier's shares, which don't open, would if it were honest.
+    def _must_lie(self, client: int, members: Set[int], most: int) -> bool:
+        """Tell whether a replier lies whose shares don't open: an honest one's would.
 
         Args:
-            place: The replier's.
-            members: Who lie for certain.
-            most: Nodes that may lie in all.
+            client: The replier.
+            members: Members who lie for certain.
+            most: The largest number of nodes that may lie.
         """
-        points, threshold = self._shares_of(place, members), self.terms.threshold
-        unreadable = self._unreadable.get(place, set()) - members
+        points, threshold = self._shares_of(client, members), self.terms.threshold
+        unreadable = self._unreadable.get(client, set()) - members
         lies = max(0, most - len(members)) - len(unreadable)  # among the shares
         if lies < 0:
             return True
@@ -322,7 +324,7 @@ class OpenSum:
         # A random subset holds no lie with probability C(n - lies, t) / C(n, t).
         subsets = math.comb(len(points), threshold)
         right = math.comb(len(points) - lies, threshold)  # of them, at least
-        agree = not _off(points, tuple(sorted(points)[:threshold]))
+        agree = not _outliers(points, tuple(sorted(points)[:threshold]))
         return agree or subsets <= _MOST_SUBSETS or _CERTAIN * subsets <= _MOST_SUBSETS * right
 
     # The end.
@@ -331,7 +333,7 @@ class OpenSum:
         """Return the sum over the repliers, modulo 2^bits around zero, shape `(terms.size,)`.
 
         Raises:
-            SecureSumFailed: If seeds are missing: too few members answered, or one lied.
+            SecureSumFailed: Seeds are missing, because too few members answered or one lied.
         """
         if not self.enough:
             raise SecureSumFailed(
@@ -339,24 +341,25 @@ class OpenSum:
                 f"{self.terms.threshold} are needed; the seeds of "
                 f"{len(self._heads) - len(self._seeds)} clients can't be opened"
             )
-        # Pair masks of two repliers cancel: left are own masks, and pair masks with the lost.
+        # Pair masks of two repliers cancel. Own masks and pair masks with the lost remain.
         total = self._total.copy()
-        masks = [
-            (seed, -1 if other is None else -sign_of(place, other))
-            for place, seeds in self._seeds.items()
-            for (_, other), seed in zip(self._wanted(place), seeds, strict=True)
-        ]
+        masks = []
+        for client, seeds in self._seeds.items():
+            for (_, other), seed in zip(self._seeds_to_open(client), seeds, strict=True):
+                sign = 1 if other is None else sign_of(client, other)
+                masks.append((seed, -sign))
         add_masks(total, masks)
         return centred_words(total, self.terms.bits)
 
 
 def _seeds(points: Mapping[int, bytes], xs: tuple[int, ...]) -> tuple[bytes, ...]:
     joined = combine({x: points[x] for x in xs})
-    return tuple(joined[at : at + SEED_BYTES] for at in range(0, len(joined), SEED_BYTES))
+    starts = range(0, len(joined), SEED_BYTES)
+    return tuple(joined[start : start + SEED_BYTES] for start in starts)
 
 
-def _off(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
-    """Return the points that are not on the polynomial through some of them."""
+def _outliers(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
+    """Return the x of points that are not on the polynomial through the points at `xs`."""
     fitted = {x: points[x] for x in xs}
     return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
 

@@ -19,8 +19,8 @@ class Member:
     """A line of the roster.
 
     Attributes:
-        name: Of a node.
-        identity: Its public Ed25519 key, 32 bytes.
+        name: The node's name.
+        identity: The node's public Ed25519 key, 32 bytes.
         committee: Whether people chose it to hold shares.
     """
 
@@ -32,7 +32,7 @@ class Member:
         """Validate.
 
         Raises:
-            ValueError: If a field can't be what it stands for.
+            ValueError: A field has a wrong type or length.
         """
         require_name(name=self.name)
         if not isinstance(self.identity, bytes) or len(self.identity) != KEY_BYTES:
@@ -41,25 +41,26 @@ class Member:
             raise ValueError(f"committee of '{self.name}' must be true or false")
 
     @classmethod
-    def of(cls, line: Any) -> Self:
+    def from_line(cls, line: Any) -> Self:
         """Read a line of the file.
 
         Raises:
-            ValueError: If it is none.
+            ValueError: It is no line of a roster.
         """
-        with_default = {"committee": False} | line if isinstance(line, dict) else line
-        fields = fields_of(with_default, ("name", "identity", "committee"), "lines of a roster")
+        if isinstance(line, dict):
+            line = {"committee": False} | line
+        fields = fields_of(line, ("name", "identity", "committee"), "lines of a roster")
         identity = hex_bytes(fields["identity"], KEY_BYTES, "identity in a roster")
         return cls(name=fields["name"], identity=identity, committee=fields["committee"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The nodes that owners know of.
+    """The nodes that owners know.
 
     Attributes:
-        federation: A name for it.
-        members: Each name and each identity once.
+        federation: The federation's name.
+        members: Nodes; each name and each identity stands once.
     """
 
     federation: str
@@ -69,47 +70,47 @@ class Roster:
         """Validate.
 
         Raises:
-            ValueError: If a name or an identity stands in it twice.
+            ValueError: A name or an identity stands in it twice.
         """
         require_name(federation=self.federation)
-        for what, values in (
-            ("name", [each.name for each in self.members]),
-            ("identity", [each.identity.hex() for each in self.members]),
+        for label, values in (
+            ("name", [member.name for member in self.members]),
+            ("identity", [member.identity.hex() for member in self.members]),
         ):
-            twice = [value for value, times in Counter(values).items() if times > 1]
-            if twice:
-                raise ValueError(f"the {what} {min(twice)} stands twice in the roster")
+            repeated = [value for value, times in Counter(values).items() if times > 1]
+            if repeated:
+                raise ValueError(f"the {label} {min(repeated)} stands twice in the roster")
 
     @classmethod
     def read(cls, file: str | Path) -> Self:
         """Read `{"federation": ..., "members": [{"name", "identity" (hex), "committee"}]}`.
 
         Raises:
-            OSError: If it can't be read.
-            ValueError: If it is no roster, or a name or an identity stands in it twice.
+            OSError: The file can't be read.
+            ValueError: It is no roster, or a name or an identity stands in it twice.
         """
         document = read_json_object(file, "roster")
         try:
             fields = fields_of(document, ("federation", "members"), "rosters")
             if not isinstance(fields["members"], list):
                 raise ValueError("members must be a list")
-            members = tuple(Member.of(line) for line in fields["members"])
+            members = tuple(Member.from_line(line) for line in fields["members"])
             return cls(federation=fields["federation"], members=members)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
     @cached_property
     def hash(self) -> str:
-        """Of what it says, in hex: neither the order nor the form of the file matters."""
+        """Hash of the content, in hex. The order and form of the file do not matter."""
         parts: list[bytes | int] = [self.federation.encode()]
-        for each in sorted(self.members, key=lambda member: member.identity):
-            parts += [each.name.encode(), each.identity, int(each.committee)]
+        for member in sorted(self.members, key=lambda member: member.identity):
+            parts += [member.name.encode(), member.identity, int(member.committee)]
         return digest("roster", *parts).hex()
 
     @property
     def chosen(self) -> frozenset[bytes]:
         """Identities that people chose for the committee."""
-        return frozenset(each.identity for each in self.members if each.committee)
+        return frozenset(member.identity for member in self.members if member.committee)
 
     def allows(self, name: str, identity: bytes) -> bool:
         """Tell whether a name goes with an identity."""
@@ -117,4 +118,4 @@ class Roster:
 
     @cached_property
     def _pairs(self) -> frozenset[tuple[str, bytes]]:
-        return frozenset((each.name, each.identity) for each in self.members)
+        return frozenset((member.name, member.identity) for member in self.members)

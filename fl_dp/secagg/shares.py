@@ -18,12 +18,14 @@ _FIELD = 0x11B
 
 
 def _powers() -> tuple[list[int], list[int]]:
-    """Return the powers of 3, which generates the field, twice over, and their exponents."""
+    """Return 3, which generates the field, to the powers 0 .. 509, and the logarithms to base 3."""
     powers, logarithms, power = [0] * 510, [0] * 256, 1
     for exponent in range(255):
         powers[exponent] = powers[exponent + 255] = power
         logarithms[power] = exponent
-        power ^= (power << 1) ^ (_FIELD if power & 0x80 else 0)
+        power ^= power << 1
+        if power & 0x100:
+            power ^= _FIELD
     return powers, logarithms
 
 
@@ -32,7 +34,9 @@ _POWERS, _LOGARITHMS = _powers()
 
 def times(a: int, b: int) -> int:
     """Return the product of two elements of the field."""
-    return _POWERS[_LOGARITHMS[a] + _LOGARITHMS[b]] if a and b else 0
+    if not a or not b:
+        return 0
+    return _POWERS[_LOGARITHMS[a] + _LOGARITHMS[b]]
 
 
 def inverse(a: int) -> int:
@@ -51,15 +55,15 @@ _TIMES = [bytes(times(a, b) for b in range(256)) for a in range(256)]
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Return shares for x = 1 .. count, of which any `threshold` give the secret, fewer nothing.
+    """Return shares for x = 1 .. count: any `threshold` of them give the secret, fewer nothing.
 
     Args:
-        secret: Any length.
-        threshold: Shares that are needed.
-        count: Shares that are made, each as long as the secret.
+        secret: Bytes of any length.
+        threshold: Number of shares needed.
+        count: Number of shares made, each as long as the secret.
 
     Raises:
-        ValueError: If not `1 <= threshold <= count <= 255`.
+        ValueError: Not `1 <= threshold <= count <= 255`.
     """
     if not 1 <= threshold <= count <= MOST_SHARES:
         raise ValueError(
@@ -67,7 +71,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
             f"count {count}"
         )
     drawn = secrets.token_bytes(len(secret) * (threshold - 1))
-    # Coefficients of the polynomials, one row a power; that of x^0 is the secret.
+    # Coefficients of the polynomials, one row per power; that of x^0 is the secret.
     rows = np.frombuffer(secret + drawn, np.uint8).reshape(threshold, len(secret))
     shares = []
     for x in range(1, count + 1):
@@ -79,15 +83,15 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(points: Mapping[int, bytes]) -> bytes:
-    """Return the secret of exactly as many shares as the threshold.
+    """Return the secret from exactly as many shares as the threshold.
 
-    One share too few gives bytes that say nothing of the secret; nothing here can tell.
+    With one share fewer the result says nothing about the secret, and no error tells so.
 
     Args:
         points: Share by x, at least one, all of one length.
 
     Raises:
-        ValueError: If there is none, or their lengths differ.
+        ValueError: There is none, or their lengths differ.
     """
     if len({len(share) for share in points.values()}) != 1:
         raise ValueError("shares must be at least one, and of one length")
@@ -95,7 +99,7 @@ def combine(points: Mapping[int, bytes]) -> bytes:
 
 
 def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
-    """Return the value at `at` of the polynomial through some points, `at` being none of them."""
+    """Return the value at `at` of the polynomial through some points; `at` is none of them."""
     weights = _weights(tuple(points), at)
     terms = (
         share.translate(_TIMES[weight])

@@ -1,6 +1,6 @@
 """Memory of a node between messages, and across restarts: keys, directories, marks.
 
-Marks and run keys live in one place, so that they are lost together: a node without marks has a new
+Marks and run keys are in one file, so that they are lost together: a node without marks has a new
 key, and old messages are useless to it. Never restore a store from a backup.
 """
 
@@ -22,7 +22,7 @@ from .texts import digest
 
 _SECONDS_A_DAY = 86_400.0
 _APPLICATION = 0x666C6470  # "fldp", in the header of the file
-_ANY_RUN = ""  # what outlives runs
+_ANY_RUN = ""  # the key of values that outlive runs
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, began REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS kept (
@@ -49,11 +49,11 @@ class Mark(NamedTuple):
 
 
 class MarksTaken(NamedTuple):
-    """A store's own count of its marks, by which an older copy is known.
+    """A store's own count of its marks. It shows that a copy is an older one.
 
     Attributes:
         store: A random name of the store, in hex.
-        marks: How many were ever written, those of runs that are over included.
+        marks: Number of marks ever written, including runs that are over.
         last: Hash over all of them, in hex.
     """
 
@@ -68,21 +68,21 @@ def stale(number: int) -> Refused:
 
 
 class SQLiteStore:
-    """Storage of one node. What `put` and `mark` took is on disk when they return.
+    """Storage of one node. `put` and `mark` return when their values are on disk.
 
-    One file that only its owner reads; several processes may use it at once.
+    It is one file that only its owner can read. Several processes may use it at once.
     """
 
     def __init__(self, file: str | Path | None, *, durable: bool = True) -> None:
-        """Open, or create (mode 0600).
+        """Open the store, or create it (mode 0600).
 
         Args:
-            file: In a folder that exists; None: in memory, lost with the process.
-            durable: Whether a mark outlives a power cut; not needed in a simulation.
+            file: A path in a folder that exists. None: in memory, lost with the process.
+            durable: Whether a mark outlives a power cut. A simulation does not need it.
 
         Raises:
-            OSError: If it can't be made.
-            ValueError: If it is no such store.
+            OSError: The file can't be made.
+            ValueError: The file is no such store.
         """
         if file is not None:
             private_file(Path(file))
@@ -91,14 +91,16 @@ class SQLiteStore:
             self._database = sqlite3.connect(
                 file or ":memory:", timeout=60.0, isolation_level=None, check_same_thread=False
             )
-            # EXTRA syncs the folder too. With FULL a power cut may bring the rollback journal back
-            # from the dead, and with it a state before the mark.
-            self._database.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'OFF'}")
+            # EXTRA syncs the folder too. With FULL a power cut may restore the deleted rollback
+            # journal, and with it a state before the mark.
+            synchronous = "EXTRA" if durable else "OFF"
+            self._database.execute(f"PRAGMA synchronous = {synchronous}")
             self._database.execute("PRAGMA secure_delete = ON")  # run keys are gone when deleted
-            known = self._number("PRAGMA application_id")
-            if known not in (0, _APPLICATION) or (known == 0 and self._number(_COUNT_TABLES)):
+            application = self._number("PRAGMA application_id")
+            other_program = application not in (0, _APPLICATION)
+            if other_program or (application == 0 and self._number(_COUNT_TABLES)):
                 raise ValueError(f"{file} is another program's database: move it away")
-            if known == 0:
+            if application == 0:
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.executescript(_TABLES)
             self._together(
@@ -112,39 +114,47 @@ class SQLiteStore:
         self._database.close()
 
     def get(self, run: int | None, key: str) -> bytes | None:
-        """Return what was put under a key of a run, None if nothing; run None: outlives runs."""
+        """Return the value under a key of a run, or None. Values of run None outlive runs."""
         row = self._one("SELECT value FROM kept WHERE run = ? AND key = ?", _name(run), key)
-        return None if row is None else bytes(row[0])
+        if row is None:
+            return None
+        return bytes(row[0])
 
     def put(self, run: int | None, key: str, value: bytes) -> None:
-        """Keep a value under a key, in place of an earlier one."""
+        """Store a value under a key, in place of an earlier one."""
         self._together(
             ("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
 
     def first(self, key: str, value: bytes, *, run: int | None = None) -> bytes:
-        """Keep a value of a run, or that outlives runs, unless one is kept; return the one kept."""
+        """Store a value of a run unless there is one; return the value in force.
+
+        Args:
+            key: The value's key.
+            value: The value.
+            run: Flower's run id. None: the value outlives runs.
+        """
         self._together(
             ("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
-        kept = self.get(run, key)
-        return value if kept is None else kept  # a run may have ended in between
+        stored = self.get(run, key)
+        return value if stored is None else stored  # a run may have ended in between
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
-        """Keep a mark, in one step with the check that no mark of the role has such a number.
+        """Store a mark. One transaction also checks that its number exceeds all of the role's.
 
         Raises:
             Refused: `stale`, if the number is not above all of this role in the run.
         """
         with self._transaction():
-            done = self._database.execute(
+            inserted = self._database.execute(
                 "INSERT INTO once SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM once WHERE run = ? AND role = ? AND number >= ?)",
                 (_name(run), role, number, *mark, _name(run), role, number),
             )
-            if done.rowcount != 1:
+            if inserted.rowcount != 1:
                 raise stale(number)
             query = "SELECT marks, last FROM taken"
             count, last = self._database.execute(query).fetchone()
@@ -165,7 +175,10 @@ class SQLiteStore:
             role,
             number,
         )
-        return None if row is None else Mark(bytes(row[0]), bytes(row[1]))
+        if row is None:
+            return None
+        terms, view = row
+        return Mark(bytes(terms), bytes(view))
 
     def last(self, run: int, role: str) -> int:
         """Return the highest marked number of a role, 0 if there is none."""
@@ -174,12 +187,9 @@ class SQLiteStore:
 
     def forget(self, run: int) -> None:
         """Delete everything of a run."""
-        self._together(
-            *(
-                (f"DELETE FROM {table} WHERE run = ?", (_name(run),))
-                for table in ("runs", "kept", "once")
-            )
-        )
+        tables = ("runs", "kept", "once")
+        statements = [(f"DELETE FROM {table} WHERE run = ?", (_name(run),)) for table in tables]
+        self._together(*statements)
 
     def older(self, days: float) -> tuple[int, ...]:
         """Return the runs whose first value was put more than `days` ago."""
@@ -196,7 +206,9 @@ class SQLiteStore:
 
     def _number(self, query: str, *values: object) -> int:
         row = self._one(query, *values)
-        return 0 if row is None or row[0] is None else int(row[0])
+        if row is None or row[0] is None:
+            return 0
+        return int(row[0])
 
     def _together(self, *statements: tuple[str, tuple[object, ...]]) -> None:
         with self._transaction():
@@ -205,7 +217,7 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold both locks, the thread's and the file's; all that is done is written, or nothing."""
+        """Hold the locks of the thread and the file. Either all statements are written, or none."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -220,5 +232,5 @@ _COUNT_TABLES = "SELECT count(*) FROM sqlite_master"
 
 
 def _name(run: int | None) -> str:
-    """Return a run as text: Flower's ids are larger than a database's integers."""
+    """Return a run as text, as Flower's ids exceed a database's integers."""
     return _ANY_RUN if run is None else str(run)

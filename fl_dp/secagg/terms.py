@@ -1,8 +1,8 @@
-"""Terms of one sum: all that its clients and the committee have to agree on, and its rules.
+"""Terms of one sum: all that its clients and its committee have to agree on, and its rules.
 
-Their hash T goes into every mask and key: a client that was told anything else hides its values
-from everybody. Rules R1 and R2 are integers of `SharedNoise`; R3, that nobody stands alone in the
-ring, is here. A node that is asked against them answers with `Refused`.
+Their hash T goes into every mask and key, so a client that was told other terms hides its values
+from everybody. `SharedNoise` checks rules R1 and R2. Rule R3 is here: nobody stands alone in the
+ring. A node that is asked against a rule answers with `Refused`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from .texts import (
 RefusalCode = Literal[
     "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late", "busy"
 ]
-"""Why a node refuses: all that the server is told."""
+"""Why a node refuses. The server is told nothing else."""
 
 
 class Refused(Exception):
     """A request that a node does not answer.
 
     Attributes:
-        code: Why, in one word that may travel. The text is for the node's owner; neither depends on
-            data.
+        code: The reason in one word, which may travel to the server. The text is for the node's
+            owner. Neither depends on data.
     """
 
     def __init__(self, code: RefusalCode, text: str) -> None:
-        """Say why.
+        """State the reason.
 
         Args:
             code: See `RefusalCode`.
@@ -59,37 +59,39 @@ class Refused(Exception):
 
 
 MOST_NUMBERS = 2**63 - 1  # a database's integers
-_MOST_PLACES = 2**32 - 1
+_MOST_INDICES = 2**32 - 1
 _LARGEST_SIZE = 2**40
-_LONGEST = 500_000  # characters: ten thousand places, and a thousand segments
+_LONGEST = 500_000  # characters: ten thousand indices, and a thousand segments
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumTerms:
-    """Public terms of one sum.
+    """Public terms of one sum. Clients and members are named by their indices in the directory.
 
     Attributes:
         run: Flower's run id.
-        number: Of the sum, from 1: grows within a run, and is never used twice.
-        purpose: Type of the Flower message that asks for it.
+        number: The sum's number, from 1. It grows within a run and is never used twice.
+        purpose: Type of the Flower message that asks for the sum.
         directory: Hash of the directory, in hex.
         content: Digest of everything else that the node is sent, in hex.
-        cohort: Places of the clients, ascending.
-        committee: Places of the members, ascending; the p-th of them holds shares for x = p + 1.
-        threshold: Members who can open together.
-        least: Fewest repliers that the sum is opened with.
-        degree: Neighbours of a client, even; from `len(cohort) - 1` on all others.
-        colluding: Nodes that may show what they added, and lie.
+        cohort: Indices of the clients, ascending.
+        committee: Indices of the members, ascending. The p-th one, from 0, holds shares for x = p +
+            1.
+        threshold: Number of members who can open together.
+        least: Fewest repliers with which the sum is opened.
+        degree: Neighbours of a client, even; all others from `len(cohort) - 1` on.
+        colluding: Nodes that may reveal what they added, and may lie.
         cross_check: Whether members agree on one set of repliers before they open.
-        segments: Of the coordinates, in order.
+        segments: Segments of the coordinates, in order.
         bits: Each coordinate is summed modulo 2^bits; 1 to 32.
-        noise_scale: Of one node's noise, in grid steps, at least 2.
-        sampling_rate: With which each unit flips a coin at its node; None: all take part.
-        reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
-        promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
-            promises none.
+        noise_scale: Scale of one node's noise, in grid steps, at least 2.
+        sampling_rate: Rate at which each unit's coin at its node decides its part. None: all take
+            part.
+        reply_after: Seconds from message to answer, where coins are secret. None: no fixed time.
+        promised: Honest clients in any sum that could be opened, as the plan promises; 0: no
+            promise.
         rotated: Whether values are rotated before they are put on the grid, as narrow words need
-            it. How follows from their number: nobody is told a rotation.
+            it. Their number determines the rotation, so that no message carries it.
     """
 
     run: int
@@ -116,23 +118,23 @@ class SumTerms:
         """Validate.
 
         Raises:
-            ValueError: If a field is out of range, or the integer rules R1 and R2 do not hold.
+            ValueError: A field is out of range, or the integer rules R1 and R2 do not hold.
         """
         require_integers(0, MOST_RUNS, run=self.run)
         require_integers(1, MOST_NUMBERS, number=self.number)
         require_name(purpose=self.purpose)
         hex_bytes(self.directory, KEY_BYTES, "directory")
         hex_bytes(self.content, KEY_BYTES, "content")
-        require_ascending(_MOST_PLACES, cohort=self.cohort, committee=self.committee)
+        require_ascending(_MOST_INDICES, cohort=self.cohort, committee=self.committee)
         require_integers(1, MOST_SHARES, committee=len(self.committee), threshold=self.threshold)
-        require_integers(0, _MOST_PLACES, least=self.least, colluding=self.colluding)
-        require_integers(2, _MOST_PLACES, degree=self.degree)
+        require_integers(0, _MOST_INDICES, least=self.least, colluding=self.colluding)
+        require_integers(2, _MOST_INDICES, degree=self.degree)
         if not self.complete and self.degree % 2:
             raise ValueError(f"degree must be even, half of it on each side, got {self.degree}")
         for name in ("cross_check", "rotated"):
-            if not isinstance(given := getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {given!r:.50}")
-        names = [each.name for each in self.segments]
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {value!r:.50}")
+        names = [segment.name for segment in self.segments]
         if not names or len(set(names)) < len(names):
             raise ValueError("segments must be at least one, each of another name")
         require_integers(1, MOST_BITS, bits=self.bits)
@@ -141,7 +143,7 @@ class SumTerms:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
             require_positive(reply_after=self.reply_after)
-        require_integers(0, _MOST_PLACES, promised=self.promised)
+        require_integers(0, _MOST_INDICES, promised=self.promised)
         certain = self.noise.honest_shares(server_lies=True)  # checks R1 and R2, too
         if certain < self.promised:
             raise ValueError(
@@ -151,21 +153,21 @@ class SumTerms:
 
     @cached_property
     def share(self) -> NoiseShare:
-        """What a client adds: its values with noise."""
+        """A client's share: its values with noise."""
         return NoiseShare(
             segments=self.segments, noise_scale=self.noise_scale, rotated=self.rotated
         )
 
     @property
     def noise(self) -> SharedNoise:
-        """Who takes part, with rules R1 and R2."""
+        """The sum's numbers of nodes, with rules R1 and R2."""
         return self.noise_of(self.colluding)
 
     def noise_of(self, colluding: int) -> SharedNoise:
-        """Return the same for another count of nodes that may collude.
+        """Return the same for another number of colluding nodes.
 
         Raises:
-            ValueError: If the rules do not hold then.
+            ValueError: The rules do not hold then.
         """
         return SharedNoise(
             cohort=len(self.cohort),
@@ -182,9 +184,9 @@ class SumTerms:
 
     @cached_property
     def _text(self) -> str:
-        """The text, which nodes keep with every sum: 2 ms at ten thousand clients."""
-        document = {each.name: getattr(self, each.name) for each in fields(self)}
-        document["segments"] = [_segment_to_list(each) for each in self.segments]
+        """The text, which nodes store with every sum; 2 ms for ten thousand clients."""
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        document["segments"] = [_segment_to_list(segment) for segment in self.segments]
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -195,9 +197,9 @@ class SumTerms:
         """Read terms.
 
         Raises:
-            ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
+            ValueError: The text is not, letter by letter, what `to_json` writes of valid terms.
         """
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         document = object_of(text, names, "terms", longest=_LONGEST)
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
@@ -209,20 +211,20 @@ class SumTerms:
             if document[name] is not None or name == "noise_scale":
                 document[name] = float_of(document[name], name)
         terms = cls(**document)
-        # One text for one meaning: T is of the text, and members compare hashes.
+        # One meaning has one text: T is the text's hash, and members compare hashes.
         if terms.to_json() != text:
             raise ValueError("terms must be canonical JSON: sorted keys, no spaces, float.hex()")
         return terms
 
     @cached_property
     def hash(self) -> bytes:
-        """T, 32 bytes: of the canonical text."""
+        """T, 32 bytes: the hash of the canonical text."""
         return digest("terms", self.to_json().encode())
 
     @cached_property
     def size(self) -> int:
-        """Coordinates of the sum."""
-        return sum(each.size for each in self.segments)
+        """Number of coordinates of the sum."""
+        return sum(segment.size for segment in self.segments)
 
     @property
     def complete(self) -> bool:
@@ -232,38 +234,40 @@ class SumTerms:
     @cached_property
     def _ring(self) -> list[int]:
         """The cohort in an order that can't be known before the terms are fixed."""
-        return sorted(self.cohort, key=lambda place: digest("ring", self.hash, place))
+        return sorted(self.cohort, key=lambda client: digest("ring", self.hash, client))
 
     @cached_property
     def neighbours(self) -> Mapping[int, tuple[int, ...]]:
-        """Places that a client shares masks with, ascending, by its place."""
-        return _Neighbours(self.cohort if self.complete else self._ring, self.degree)
+        """The clients that a client shares masks with, ascending, by client."""
+        ring = self.cohort if self.complete else self._ring
+        return _Neighbours(ring, self.degree)
 
-    def signers(self, directory: Directory, signatures: Mapping[int, bytes], said: bytes) -> int:
+    def signers(self, directory: Directory, signatures: Mapping[int, bytes], text: bytes) -> int:
         """Return how many members of the committee signed a text, such as a view."""
-        return sum(
-            place in self.committee and is_signed(directory.entries[place].identity, signed, said)
-            for place, signed in signatures.items()
-        )
+        count = 0
+        for member, signature in signatures.items():
+            if member in self.committee:
+                count += is_signed(directory.entries[member].identity, signature, text)
+        return count
 
     def too_thin(self, online: Set[int], noise: SharedNoise | None = None) -> bool:
         """Rule R3: tell whether lies about these repliers could cut a client off in the ring.
 
-        Two arcs of `degree / 2` places cut the ring in two. Members who are lied to may be told
-        that those in them are gone; the rule wants more repliers there than lies can take away.
+        Two arcs of `degree / 2` clients cut the ring in two. Members who are lied to may believe
+        that the clients in them are gone. So the arcs need more repliers than lies can remove.
 
         Args:
-            online: Places of the repliers.
-            noise: How many may collude, where a node assumes more than the terms.
+            online: Indices of the repliers.
+            noise: Number of colluding nodes, where a node assumes more than the terms.
         """
         if self.complete:
             return False
         assumed = self.noise if noise is None else noise
         half, n = self.degree // 2, len(self.cohort)
-        replied = np.array([place in online for place in self._ring], dtype=np.int64)
+        replied = np.array([client in online for client in self._ring], dtype=np.int64)
         before = np.concatenate([[0], np.cumsum(np.concatenate([replied, replied]))])
         arc = before[half : half + n] - before[:n]  # repliers in the arc that starts here
-        # Arcs that start half to n - half further on have no place in common with this one.
+        # Arcs that start half to n - half further on have no client in common with this one.
         apart = np.lib.stride_tricks.sliding_window_view(
             np.concatenate([arc, arc]), n - 2 * half + 1
         )
@@ -274,23 +278,24 @@ class SumTerms:
 
 
 class _Neighbours(Mapping[int, tuple[int, ...]]):
-    """Neighbours by place, found when they are asked for: a client asks for its own alone."""
+    """Neighbours by client, computed on demand: a client asks for its own alone."""
 
     def __init__(self, ring: Sequence[int], degree: int) -> None:
-        """Take the places in order, each `degree / 2` steps from its last neighbours."""
+        """Take the clients in order; neighbours are at most `degree / 2` steps apart."""
         self._ring, self._half = ring, min(degree // 2, len(ring))
         self._complete = degree >= len(ring) - 1
-        self._at = {place: at for at, place in enumerate(ring)}
-        self._found: dict[int, tuple[int, ...]] = {}
+        self._positions = {client: position for position, client in enumerate(ring)}
+        self._cache: dict[int, tuple[int, ...]] = {}
 
-    def __getitem__(self, place: int) -> tuple[int, ...]:
-        if place not in self._found:
-            at, ring, half = self._at[place], self._ring, self._half
+    def __getitem__(self, client: int) -> tuple[int, ...]:
+        if client not in self._cache:
+            position, ring, half = self._positions[client], self._ring, self._half
             if self._complete:
-                return (*ring[:at], *ring[at + 1 :])  # kept, they would be n^2
-            steps = (step for step in range(-half, half + 1) if step)
-            self._found[place] = tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
-        return self._found[place]
+                return (*ring[:position], *ring[position + 1 :])  # not cached: that would be n^2
+            before = [ring[(position - step) % len(ring)] for step in range(1, half + 1)]
+            after = [ring[(position + step) % len(ring)] for step in range(1, half + 1)]
+            self._cache[client] = tuple(sorted(before + after))
+        return self._cache[client]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ring)
@@ -304,7 +309,7 @@ _FLOATS = ("noise_scale", "sampling_rate", "reply_after")
 
 def _segment_to_list(segment: Segment) -> list[str | int]:
     numbers = (segment.scale, segment.cap, segment.clipping_norm)
-    return [segment.name, segment.size, *(float(each).hex() for each in numbers)]
+    return [segment.name, segment.size, *(float(number).hex() for number in numbers)]
 
 
 def _segment_from_list(parts: Any) -> Segment:
@@ -313,29 +318,29 @@ def _segment_from_list(parts: Any) -> Segment:
     name, size, *numbers = parts
     require_name(name=name)
     require_integers(0, _LARGEST_SIZE, size=size)
-    return Segment(name, size, *(float_of(each, "a segment's number") for each in numbers))
+    return Segment(name, size, *(float_of(number, "a segment's number") for number in numbers))
 
 
-_RESERVED = 0.25  # of the time
+_RESERVED = 0.25  # share of the time that noise and masks have
 _LEAST_RESERVE = 1.0  # seconds
-# Some four times what they take on a slow processor.
+# Seconds per million coordinates: some four times what they take on a slow processor.
 _RESERVE_A_MILLION = 0.5
 
 
 def work_ends(reply_after: float) -> float:
-    """Return the seconds after which a node's work must be done, or the node sends nothing."""
+    """Return the seconds after which a node's work must be done; a later node sends nothing."""
     return (1.0 - _RESERVED) * reply_after
 
 
 def require_time(reply_after: float, size: int) -> None:
-    """Check that noise and masks are done by then, whatever a node did before.
+    """Check that `reply_after` leaves time for noise and masks after a node's own work.
 
     Args:
-        reply_after: Seconds.
-        size: Coordinates of the sum.
+        reply_after: Seconds from message to answer.
+        size: Number of coordinates of the sum.
 
     Raises:
-        ValueError: If not.
+        ValueError: It leaves too little.
     """
     least = (_LEAST_RESERVE + _RESERVE_A_MILLION * size * 1e-6) / _RESERVED
     if reply_after < least:

@@ -1,4 +1,4 @@
-"""Canonical bytes and texts: frames to hash, sign or key by, and JSON that crosses the wire.
+"""Canonical bytes to hash, sign or derive keys from, and JSON that crosses the wire.
 
 No two inputs give the same frame. JSON is read strictly, since an adversary may have written it.
 """
@@ -20,19 +20,19 @@ _VERSION = b"fl-dp secagg 1"
 
 
 def frame(label: str, *parts: bytes | int) -> bytes:
-    """Return the bytes of some parts under a label: each with its length, so that none runs over.
+    """Return the bytes of some parts under a label. Each has its length before it.
 
     Args:
-        label: What they are for: the same parts under another label are other bytes.
+        label: The purpose. The same parts under another label give other bytes.
         *parts: Bytes, or integers in [0, 2^64), which become 8 bytes, big-endian.
 
     Raises:
-        OverflowError: If an integer is out of range.
+        OverflowError: An integer is out of range.
     """
-    raw = (each.to_bytes(8, "big") if isinstance(each, int) else each for each in parts)
-    return b"".join(
-        len(each).to_bytes(4, "big") + each for each in (_VERSION, label.encode(), *raw)
-    )
+    raw = [_VERSION, label.encode()]
+    for part in parts:
+        raw.append(part.to_bytes(8, "big") if isinstance(part, int) else part)
+    return b"".join(len(part).to_bytes(4, "big") + part for part in raw)
 
 
 def digest(label: str, *parts: bytes | int) -> bytes:
@@ -41,7 +41,7 @@ def digest(label: str, *parts: bytes | int) -> bytes:
 
 
 def prf(key: bytes, label: str, *parts: bytes | int) -> bytes:
-    """Return HMAC-SHA256 of a frame: 32 bytes, without the key indistinguishable from random."""
+    """Return HMAC-SHA256 of a frame, 32 bytes, indistinguishable from random without the key."""
     return hmac.digest(key, frame(label, *parts), "sha256")
 
 
@@ -54,55 +54,55 @@ def canonical(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def object_of(text: str, keys: Sequence[str], what: str, *, longest: int) -> dict[str, Any]:
+def object_of(text: str, keys: Sequence[str], subject: str, *, longest: int) -> dict[str, Any]:
     """Read a JSON object that has exactly these keys.
 
     Args:
-        text: Of a peer; of more than `longest` characters nothing is parsed.
-        keys: Of the object.
-        what: It should be, for the error.
-        longest: Characters that it can have if it is one.
+        text: Text from a peer. If it has more than `longest` characters, nothing is parsed.
+        keys: The object's keys.
+        subject: The plural noun for such objects, for the error.
+        longest: Largest number of characters that such an object can have.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: The text is anything else.
     """
-    return fields_of(parsed_object(text, what, longest=longest), keys, what)
+    return fields_of(parsed_object(text, subject, longest=longest), keys, subject)
 
 
-def fields_of(document: Any, keys: Sequence[str], what: str) -> dict[str, Any]:
+def fields_of(document: Any, keys: Sequence[str], subject: str) -> dict[str, Any]:
     """Return a document that is an object of exactly these keys.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: The document is anything else.
     """
     if not isinstance(document, dict) or document.keys() != set(keys):
-        raise ValueError(f"{what} have the keys {', '.join(sorted(keys))}, and no others")
+        raise ValueError(f"{subject} have the keys {', '.join(sorted(keys))}, and no others")
     return document
 
 
-def hex_bytes(value: Any, length: int | None, what: str) -> bytes:
+def hex_bytes(value: Any, length: int | None, name: str) -> bytes:
     """Read bytes in lower-case hex.
 
     Args:
-        value: Anything.
-        length: Bytes that there must be; None: any number.
-        what: The field's name, for the error.
+        value: Any value.
+        length: The required number of bytes. None: any number.
+        name: The field's name, for the error.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: The value is anything else.
     """
     if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise ValueError(f"{what} must be bytes in lower-case hex")
+        raise ValueError(f"{name} must be bytes in lower-case hex")
     if length is not None and len(value) != 2 * length:
-        raise ValueError(f"{what} must be {length} bytes, got {len(value) // 2}")
+        raise ValueError(f"{name} must be {length} bytes, got {len(value) // 2}")
     return bytes.fromhex(value)
 
 
 def require_integers(low: int, high: int, **values: Any) -> None:
-    """Refuse what is not an integer in [low, high].
+    """Refuse values that are not integers in [low, high].
 
     Raises:
-        ValueError: With the field's name.
+        ValueError: The text has the field's name.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -110,10 +110,10 @@ def require_integers(low: int, high: int, **values: Any) -> None:
 
 
 def require_name(**values: Any) -> None:
-    """Refuse what is not a printable text of 1 to 200 characters.
+    """Refuse values that are not a printable text of 1 to 200 characters.
 
     Raises:
-        ValueError: With the field's name.
+        ValueError: The text has the field's name.
     """
     for name, value in values.items():
         fits = isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
@@ -122,30 +122,30 @@ def require_name(**values: Any) -> None:
 
 
 def require_ascending(high: int, **values: Sequence[Any]) -> None:
-    """Refuse what is not integers in [0, high], each larger than the one before.
+    """Refuse sequences other than integers in [0, high], each larger than the one before.
 
     Raises:
-        ValueError: With the field's name.
+        ValueError: The text has the field's name.
     """
-    for name, places in values.items():
-        for place in places:
-            require_integers(0, high, **{name: place})
-        if any(one >= following for one, following in pairwise(places)):
+    for name, numbers in values.items():
+        for number in numbers:
+            require_integers(0, high, **{name: number})
+        if any(one >= following for one, following in pairwise(numbers)):
             raise ValueError(f"{name} must be in ascending order, each once")
 
 
-def float_of(value: Any, what: str) -> float:
+def float_of(value: Any, name: str) -> float:
     """Read what `float.hex` wrote.
 
     Raises:
-        ValueError: If it is anything else, or not finite.
+        ValueError: The value is anything else, or not finite.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{what} must be a text of float.hex()")
+        raise ValueError(f"{name} must be a text of float.hex()")
     try:
         number = float.fromhex(value)
     except OverflowError as error:
-        raise ValueError(f"{what} must be finite") from error
+        raise ValueError(f"{name} must be finite") from error
     if not math.isfinite(number):
-        raise ValueError(f"{what} must be finite")
+        raise ValueError(f"{name} must be finite")
     return number

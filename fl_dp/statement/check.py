@@ -39,7 +39,7 @@ def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) 
         LedgerCorrupted: If the ledger's end was cut off, or it is another one.
         ValueError: If the statement has no anchor.
     """
-    anchor = LedgerAnchor.stated_in(statement)
+    anchor = LedgerAnchor.from_statement(statement)
     if anchor is None:
         raise ValueError("the privacy statement was computed from no ledger")
     ledger.require_holds(anchor, of="the privacy statement")
@@ -82,7 +82,7 @@ def statement_page(statement: Mapping[str, Any]) -> str:
     Raises:
         ValueError: If it can't be read.
     """
-    has_ledger = LedgerAnchor.stated_in(statement) is not None
+    has_ledger = LedgerAnchor.from_statement(statement) is not None
     kind = PrivacyStatement if has_ledger else RecordStatement
     with document("privacy statement"):
         return statement_markdown(kind.from_dict(statement))

@@ -232,15 +232,15 @@ class PrivacyStatement(Promise):
         if self.records is not None:
             document["records"] = self.records.to_dict()
         del document["anchor"]
-        return document | self.anchor.as_stated(self.ledger)
+        return document | self.anchor.to_statement(self.ledger)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Return the statement that `to_dict` wrote; see `Promise.from_dict`."""
-        anchor = LedgerAnchor.stated_in(document)
+        anchor = LedgerAnchor.from_statement(document)
         if anchor is None:
             raise ValueError("the privacy statement was computed from no ledger")
-        beside = anchor.as_stated("").keys() - {"ledger"}
+        beside = anchor.to_statement("").keys() - {"ledger"}
         rest = {name: value for name, value in document.items() if name not in beside}
         return super().from_dict(rest | {"anchor": encode(anchor)})
 

@@ -239,7 +239,7 @@ def test_where_it_can_not_be_seen_the_log_says_once_what_to_do(
     owned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mod_host, "apps_are_verified", lambda: None)
-    node_policy._say_once_what_the_owner_must_do.cache_clear()
+    node_policy._log_once_how_to_verify.cache_clear()
     here, client = owned()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

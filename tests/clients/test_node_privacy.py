@@ -24,7 +24,7 @@ RUN = 1
 
 def node(config: dict[str, Any], message: dict[str, Any] | None = None, **options: Any) -> Any:
     context = Context(1, 77, config, RecordDict(), {})
-    return NodePrivacy.of(context, message or {}, **options)
+    return NodePrivacy.from_context(context, message or {}, **options)
 
 
 ENGINE = "flwr.simulation.ray_transport.ray_actor"

@@ -350,11 +350,11 @@ def test_a_ledger_that_is_gone_is_seen_by_its_witness(
     ledger: Path, witness: FileWitness, tmp_path: Path
 ) -> None:
     ledger.unlink()
-    config = f'dp-ledger-path="{ledger}" dp-witness-path="{witness.place}" dp-max-epsilon=2.5'
+    config = f'dp-ledger-path="{ledger}" dp-witness-path="{witness.location}" dp-max-epsilon=2.5'
     status, said = call("check", config)
     assert status == 1
     assert "is gone, and its witness" in said
-    status, said = call("check", config.replace(witness.place, str(tmp_path / "ward.heads")))
+    status, said = call("check", config.replace(witness.location, str(tmp_path / "ward.heads")))
     assert status == 1
     assert "the ledger's own folder" in said
 
@@ -379,7 +379,7 @@ def test_a_trainings_ledger_is_not_revoked(tmp_path: Path) -> None:
 
 
 def test_a_revocation_is_witnessed(ledger: Path, witness: FileWitness) -> None:
-    assert call("revoke", ledger, "--yes", "--witness", witness.place)[0] == 0
+    assert call("revoke", ledger, "--yes", "--witness", witness.location)[0] == 0
     with NodeLedger.read(ledger, witness=witness) as opened:
         assert witness.anchors()[-1] == opened.anchor
 

@@ -184,7 +184,7 @@ def test_a_damaged_witness_is_read_or_refused(rng: Random) -> None:
         witness = FileWitness(path.with_name("run.heads"))
         for number in (1, 2, 3):
             witness.note(LedgerAnchor(entries=number, hash=f"{number:064x}"), "{:064x}".format)
-        file = Path(witness.place)
+        file = Path(witness.location)
         lines = file.read_text().splitlines()
         number = rng.randrange(len(lines))
         document = json.loads(lines[number]) if lines[number] else {}

@@ -139,7 +139,7 @@ def test_an_introduction_is_read_whatever_it_says(rng: Random) -> None:
     )
     config["fl-dp-about"] = text_of(json.loads(str(config["fl-dp-about"])), rng)
     config["name"] = rng.choice(("north", *map(str, VALUES)))
-    introduced = NodeIdentity.of(config)
+    introduced = NodeIdentity.from_config(config)
     assert introduced.name.isprintable() and len(introduced.name) <= 200
 
 

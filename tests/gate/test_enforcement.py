@@ -298,10 +298,10 @@ def test_a_promise_that_trusts_the_server_says_nothing_of_gates(tmp_path: Path) 
 @pytest.mark.parametrize("said", ["root", None, 7, ["enforced by the site"], "by the app"])
 def test_what_can_t_be_meant_is_the_weakest(said: Any) -> None:
     known = NodeIdentity(enforcement=Enforcement.SITE).to_config()
-    assert NodeIdentity.of(known).enforcement is Enforcement.SITE
+    assert NodeIdentity.from_config(known).enforcement is Enforcement.SITE
     text = str(known["fl-dp-about"]).replace('"enforced by the site"', json.dumps(said))
     hostile = ConfigRecord({**known, "fl-dp-about": text})
-    assert NodeIdentity.of(hostile).enforcement is Enforcement.APP
+    assert NodeIdentity.from_config(hostile).enforcement is Enforcement.APP
 
 
 @pytest.mark.parametrize(

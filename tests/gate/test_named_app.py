@@ -384,7 +384,7 @@ def introduced(here: Site, config: dict[str, Any]) -> NodeIdentity:
     here.server.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord(config)})
     here.step()
     [said] = here.server.arrived.pop().message.content.config_records.values()
-    return NodeIdentity.of(said)
+    return NodeIdentity.from_config(said)
 
 
 def test_the_rehearsal_learns_by_what_the_promise_holds(named: Any) -> None:

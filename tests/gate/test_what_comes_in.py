@@ -104,7 +104,7 @@ def introduced(here: Site, **config: Any) -> NodeIdentity:
     here.step()
     assert not here.seen
     (told,) = here.server.arrived[-1].message.content.config_records.values()
-    return NodeIdentity.of(told)
+    return NodeIdentity.from_config(told)
 
 
 def test_the_gate_introduces_itself_in_place_of_the_app(site: Any) -> None:

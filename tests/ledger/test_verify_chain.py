@@ -73,7 +73,7 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def heads(ledger: Path) -> Path:
-    return Path(witness_of(ledger).place)
+    return Path(witness_of(ledger).location)
 
 
 def verify(ledger: Path, *known_by: Path) -> tuple[bool, str]:

@@ -98,7 +98,7 @@ def test_every_message_survives_the_wire() -> None:
     question = MemberQuestion(
         terms="t", online=(2, 4), labels={2: b"p", 4: b"q"}, bundles={2: b"m", 4: b"n"}, quorum={}
     )
-    assert MemberQuestion.of(wired(question.to_content())) == question
+    assert MemberQuestion.from_content(wired(question.to_content())) == question
     assert signature_of(wired(signature_to_content(b"s"))) == b"s"
     assert text_of(wired(text_to_content("hello"))) == "hello"
 

@@ -125,9 +125,9 @@ class TestDirectory:
     def test_a_place_is_the_last_entry_of_an_identity(self) -> None:
         known = Identity.generate()
         first = Directory.first(RUN, [entry("a", identity=known), entry("b")])
-        old = first.places[known.public]
+        old = first.index_of[known.public]
         grown = first.extended([entry("a", epoch=1, identity=known)])
-        assert grown.places[known.public] == 2
+        assert grown.index_of[known.public] == 2
         assert grown.current == tuple(sorted({0, 1, 2} - {old}))
 
     @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_lists_are_no_longer_than_a_sum_has_nodes() -> None:
     too_many = [0] * (MOST_ENTRIES + 1)
     config: dict[str, Any] = {"terms": "", "online": too_many}
     with pytest.raises(ValueError, match="no sum more than 10000"):
-        MemberQuestion.of(RecordDict({"config": ConfigRecord(config)}))
+        MemberQuestion.from_content(RecordDict({"config": ConfigRecord(config)}))
     with pytest.raises(ValueError, match="no sum more than 10000"):
         opened_of(RecordDict({"config": ConfigRecord({"places": too_many, "shares": []})}))
 

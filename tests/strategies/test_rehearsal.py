@@ -150,7 +150,7 @@ def test_a_node_says_who_it_is_and_what_it_will_answer_with(start: Any) -> None:
         if message.metadata.message_type.startswith("query"):
             assert answer is not None
             [config] = answer.content.config_records.values()
-            heard.append(NodeIdentity.of(config))
+            heard.append(NodeIdentity.from_config(config))
         return answer
 
     start(LocalGrid(listening, N, introduces=True))
@@ -266,7 +266,7 @@ def test_a_node_with_other_messages_is_named_in_one_line_before_a_charge(
     ],
 )
 def test_a_hostile_answer_is_no_more_than_a_name(about: str) -> None:
-    identity = NodeIdentity.of({"name": "ward 7", "fl-dp-about": about})
+    identity = NodeIdentity.from_config({"name": "ward 7", "fl-dp-about": about})
     assert identity.name == "ward 7"
     assert identity.arrays is None
     assert identity.app == ""
@@ -318,7 +318,7 @@ def test_an_app_that_lacks_what_a_training_needs_is_refused_before_anything_is_s
 @pytest.mark.parametrize("abilities", [None, 3, ["noise", "flight"], [["noise"]], "noise"])
 def test_abilities_that_can_t_be_read_are_none(abilities: Any) -> None:
     about = json.loads(str(NodeIdentity(name="ward 7").to_config()["fl-dp-about"]))
-    told = NodeIdentity.of(
+    told = NodeIdentity.from_config(
         {"name": "ward 7", "fl-dp-about": json.dumps(about | {"abilities": abilities})}
     )
     assert (told.name, told.abilities) == ("ward 7", frozenset())

@@ -81,7 +81,7 @@ def able(*abilities: Ability) -> Callable[[Answer], Answer]:
 def noised(message: Message, **arrays: Any) -> Message:
     """Reply as an app that has added a round's noise to these arrays."""
     answer = reply(message, arrays)
-    instruction = RoundInstruction.of(dict(message.content["config"]))
+    instruction = RoundInstruction.from_config(dict(message.content["config"]))
     assert instruction is not None
     answer.content[NOISED_KEY] = applied_noise(instruction)
     return answer

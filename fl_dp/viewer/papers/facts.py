@@ -249,6 +249,6 @@ def _statement(folder: Path) -> Promised | NoPromise:
             raise ValueError(
                 f"{folder / _FILE} is no privacy statement: its '{name}' is of another kind"
             )
-    if LedgerAnchor.stated_in(document) is None:
+    if LedgerAnchor.from_statement(document) is None:
         return RecordStatement.from_dict(document)
     return PrivacyStatement.from_dict(document)
