@@ -159,7 +159,10 @@ def test_dp_sgd_stands_beside_a_kind_where_its_promise_says_so(mode: str) -> Non
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=str)
-def test_what_a_promise_has_not_is_refused_with_what_to_write(promise: PromiseSettings) -> None:
+def test_what_a_promise_has_not_is_refused_and_no_advice_trusts_somebody_more(
+    promise: PrivacySettings,
+) -> None:
+    """Another promise is named as another one: who needs it has to choose it."""
     mode = promise.mode
     for group in GROUPS:
         options = getattr(promise.fitting, group)
@@ -169,6 +172,13 @@ def test_what_a_promise_has_not_is_refused_with_what_to_write(promise: PromiseSe
             said = f"privacy={mode} has no {group}={name}: write {group}={options[0]}"
             assert str(refused.value).startswith(said)
             assert "privacy=" in str(refused.value).removeprefix(said)
+            advice = str(refused.value).partition(" (another promise")[0]
+            advised = advice.partition("or write privacy=")[2].replace(" or ", ", ")
+            for other_mode in filter(None, advised.split(", ")):
+                other = OPTIONS["privacy"][other_mode]
+                assert other_mode != "none"
+                if mode != "none":
+                    assert (other.noised_by, other.unit) == (promise.noised_by, promise.unit)
 
 
 def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
@@ -182,13 +192,7 @@ def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
     ("overrides", "said"),
     [
         ("privacy=local metrics.loss=[0,5]", "privacy=local has no metrics.loss=[0.0, 5.0]: leave"),
-        (
-            "privacy=none selection=public selection.participation_cap=3",
-            "write privacy=central, correlated",
-        ),
-        ("privacy=grouped simulation.units_per_node=9", "or write privacy=central or correlated"),
         ("privacy=dp_sgd weight_cap=3", "another promise has it: privacy=central or correlated"),
-        ("privacy=correlated statistic.query=count", "leave it out, or write privacy=central"),
     ],
 )
 def test_a_key_that_a_promise_has_not_is_refused_with_the_promises_that_have_it(
@@ -204,22 +208,6 @@ def test_a_settings_document_is_checked_like_overrides() -> None:
     settings = compose_settings(["clipping=adaptive"])
     with pytest.raises(IncompatibleOptions, match="privacy=local has no clipping=adaptive"):
         replace(settings, privacy=OPTIONS["privacy"]["local"])
-
-
-@pytest.mark.parametrize("promise", PROMISES, ids=str)
-def test_no_advice_is_a_promise_that_trusts_somebody_more(promise: PrivacySettings) -> None:
-    """Another one is named as another one: who needs it has to choose it."""
-    for group in GROUPS:
-        for name in OPTIONS[group].keys() - set(getattr(promise.fitting, group)):
-            with pytest.raises(ConfigError) as refused:
-                compose_settings([f"privacy={promise.mode}", f"{group}={name}"])
-            advice = str(refused.value).partition(" (another promise")[0]
-            advised = advice.partition("or write privacy=")[2].replace(" or ", ", ")
-            for mode in filter(None, advised.split(", ")):
-                other = OPTIONS["privacy"][mode]
-                assert mode != "none"
-                if promise.mode != "none":
-                    assert (other.noised_by, other.unit) == (promise.noised_by, promise.unit)
 
 
 def test_a_selection_that_knows_no_records_is_charged_for_records_as_for_clients() -> None:

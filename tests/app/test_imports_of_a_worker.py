@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import local_grid
-import pytest
 
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
@@ -70,12 +69,6 @@ def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant() -> Non
     assert {"torch", "fl_dp.tasks.datasets.shipped"} <= loaded  # it did train
 
 
-def test_what_a_node_imports_costs_no_scipy() -> None:
-    modules = "fl_dp, fl_dp.clients, fl_dp.mechanisms, fl_dp.statistics, fl_dp.updates"
-    loaded = loaded_by(f"import json, sys, {modules}; print(json.dumps(list(sys.modules)))")
-    assert (ACCOUNTING | OPACUS | {"torch"}) & loaded == set()
-
-
 def test_what_is_checked_before_a_run_starts_loads_no_torch(tmp_path: Path) -> None:
     code = """
 import json, sys
@@ -87,20 +80,6 @@ print(json.dumps(list(sys.modules)))
     loaded = loaded_by(code, f"output_dir={tmp_path}", "rounds=2")
     assert (OPACUS | {"ray", "sklearn", "torch"}) & loaded == set()
     assert "fl_dp.app.planning" in loaded  # it was prepared
-
-
-COMPOSED = """
-import json, sys
-
-from fl_dp.app.compose import compose_settings
-
-compose_settings([])
-print(json.dumps(sorted(sys.modules)))
-"""
-
-
-def test_settings_are_composed_without_flower() -> None:
-    assert "flwr" not in loaded_by(COMPOSED)
 
 
 BEFORE_THE_ENGINE = """
@@ -121,13 +100,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("engine", ["flower", "in_process"])
-def test_an_engine_is_started_before_flower_and_accountants_are_imported(
-    tmp_path: Path, engine: str
-) -> None:
+def test_an_engine_is_started_before_flower_and_accountants_are_imported(tmp_path: Path) -> None:
     """They are imported while it starts, in processes of its own."""
-    asked = (f"output_dir={tmp_path}", "rounds=2", f"simulation.engine={engine}")
-    loaded = loaded_by(BEFORE_THE_ENGINE, *asked)
+    loaded = loaded_by(BEFORE_THE_ENGINE, f"output_dir={tmp_path}", "rounds=2")
     ours = {"fl_dp.ledger", "fl_dp.plan", "fl_dp.strategies", "fl_dp.app.run_folder"}
     assert (ACCOUNTING | OPACUS | ours | {"flwr", "ray", "sklearn", "torch"}) & loaded == set()
     assert "fl_dp.app.settings" in loaded  # they were composed
@@ -138,23 +113,3 @@ def test_flowers_engine_loads_the_server_s_app_without_what_a_training_imports()
     loaded = loaded_by("import json, sys, fl_dp.server_app; print(json.dumps(list(sys.modules)))")
     rooms = {"fl_dp.app.server", "fl_dp.ledger", "fl_dp.strategies"}
     assert (ACCOUNTING | OPACUS | COMMAND_LINE | rooms | {"torch"}) & loaded == set()
-
-
-WAITING = """
-import json, sys
-from fl_dp.app.local import one_process
-
-class Nobody:
-    @staticmethod
-    def readline():
-        print(json.dumps(sorted(sys.modules)), flush=True)
-        return b""
-
-sys.stdin = type("Stdin", (), {"buffer": Nobody})
-one_process._play("fl_dp.server_app", "fl_dp.app.task_client", sys.argv[1])
-"""
-
-
-def test_a_process_that_waits_for_a_training_has_imported_what_it_takes(tmp_path: Path) -> None:
-    loaded = loaded_by(WAITING, str(tmp_path / "none"))
-    assert {"torch", "fl_dp.app.server", "fl_dp.strategies", "sqlalchemy"} <= loaded

@@ -72,13 +72,11 @@ def test_five_silos_learn_digits_and_each_is_charged(
         assert [count for _, count in spending.history] == [6]
 
 
-@pytest.mark.parametrize("task", ["digits", "breast_cancer"])
 def test_silos_measure_the_last_model_by_a_secure_sum(
-    tmp_path: Path, silos: Callable[[Message, int], Message], task: str
+    tmp_path: Path, silos: Callable[[Message, int], Message]
 ) -> None:
     settings = compose_settings(
         [
-            f"task={task}",
             "privacy=distributed",
             "privacy.epsilon=20",
             "metrics.private_epsilon=10",
@@ -127,12 +125,6 @@ def test_declared_records_divide_and_nothing_else() -> None:
     [
         (["task.partition=nodes"], "privacy.num_records=..., which is public"),
         (["privacy.max_records=100"], "raise the first or lower the second"),
-        (["simulation.units_per_node=2"], "has no simulation.units_per_node=2: leave it out"),
-        (["selection.coins_at_nodes=true"], "has no selection.coins_at_nodes=True: leave it out"),
-        (
-            ["clipping=adaptive"],
-            "has no clipping=adaptive: write clipping=fixed (another",
-        ),
         (
             ["privacy.secure_sum.reply_after=null"],
             "write secure_sum.reply_after=..., in seconds, or sampling_rate=1",

@@ -31,9 +31,7 @@ def nodes_of(settings: Settings) -> int:
     return settings.simulation.num_nodes(settings.task.num_clients)
 
 
-@pytest.mark.parametrize(
-    ("cpus", "units", "nodes"), [(1, 200, 1), (2, 100, 2), (4, 50, 4), (6, 34, 6), (999, 7, 29)]
-)
+@pytest.mark.parametrize(("cpus", "units", "nodes"), [(1, 200, 1), (6, 34, 6), (999, 7, 29)])
 def test_there_is_a_node_for_each_processor(cpus: int, units: int, nodes: int) -> None:
     settings = decided(cpus=cpus)
     assert settings.simulation.units_per_node == units
@@ -53,22 +51,17 @@ def test_nodes_that_answer_in_one_process_are_one_node() -> None:
     ("overrides", "engine"),
     [
         ([], "in_process"),
-        (["task=breast_cancer"], "in_process"),
         (["task=fashion_mnist"], "flower"),
         (["task=csv", "task.data_dir=/tmp"], "flower"),
         (["simulation.workers=2"], "flower"),
-        (["simulation.num_cpus=2"], "flower"),
-        (["simulation=gpu"], "flower"),
         (["simulation.num_gpus=0.5"], "flower"),
-        (["simulation.engine=flower"], "flower"),
         (["task=fashion_mnist", "simulation.engine=in_process"], "in_process"),
     ],
 )
-@pytest.mark.parametrize("cpus", [1, 64])
 def test_small_tasks_are_simulated_in_one_process_unless_somebody_says_otherwise(
-    overrides: list[str], engine: str, cpus: int
+    overrides: list[str], engine: str
 ) -> None:
-    settings, said = hosted(compose_settings(overrides), machine(cpus, gpus=1))
+    settings, said = hosted(compose_settings(overrides), machine(gpus=1))
     assert settings.simulation.engine == engine
     by_itself = not any("engine" in each for each in overrides) and engine == "in_process"
     assert ("simulation.engine=flower" in (said or "")) == by_itself
@@ -99,14 +92,16 @@ def test_a_share_of_a_gpu_bounds_the_workers() -> None:
 
 
 @pytest.mark.parametrize("selection", ["fixed", "truncated_poisson"])
-@pytest.mark.parametrize("num_clients", [197, 198, 200, 210])
-@pytest.mark.parametrize("cpus", [1, 4, 7, 32])
+@pytest.mark.parametrize("num_clients", [197, 210])
 def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
-    selection: str, num_clients: int, cpus: int
+    selection: str, num_clients: int
 ) -> None:
-    settings = decided(f"selection={selection}", f"task.num_clients={num_clients}", cpus=cpus)
-    assert num_clients % settings.simulation.units_at_node == 0
-    assert settings.simulation.units_at_node <= math.ceil(num_clients / cpus)  # a worker's share
+    asked = ["simulation.engine=flower", f"selection={selection}"]
+    composed = compose_settings([*asked, f"task.num_clients={num_clients}"])
+    for cpus in (1, 4, 7, 32):
+        settings, _ = hosted(composed, machine(cpus))
+        assert num_clients % settings.simulation.units_at_node == 0
+        assert settings.simulation.units_at_node <= math.ceil(num_clients / cpus)  # its share
 
 
 @pytest.mark.parametrize(
@@ -114,17 +109,13 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
     [
         ("task=csv task.partition=nodes", "each brings its own data"),
         ("privacy=none", "privacy=none has no sums at nodes"),
-        ("privacy=local selection=public", "privacy=local has no sums at nodes"),
         ("privacy=distributed selection=public", "hides a node among nodes"),
         ("privacy=dp_sgd", "each trains by DP-SGD"),
-        ("dp_sgd=on", "each trains by DP-SGD"),
         ("compression.up=float16", "compression.up=float16 encodes each update"),
         (
             "selection=exponential selection.utility=update_norm",
             "selection.utility=update_norm needs each update",
         ),
-        ("privacy=buffered", "privacy=buffered has no sums at nodes"),
-        ("privacy=grouped", "privacy=grouped has no sums at nodes"),
     ],
 )
 def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: str) -> None:
@@ -140,20 +131,11 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
     "overrides",
     [
         "",
-        "selection=fixed",
         "selection=truncated_poisson",
-        "selection=public selection.participation_cap=2",
-        "selection=exponential",
         "selection=exponential selection.utility=update_norm",
-        "selection=exponential selection.utility=staleness",
-        "selection=dp_utility",
         "selection.coins_at_nodes=true",
         "clipping=adaptive metrics.loss=[0,3]",
-        "clipping=per_layer",
-        "weight_cap=9",
         "compression.up=top_k",
-        "compression.down=float16",
-        "privacy=local selection=public",
         "dp_sgd=on dp_sgd.noise_multiplier=5",
         "privacy=correlated selection=public privacy.separation=2",
     ],
@@ -165,15 +147,9 @@ def test_what_is_decided_can_be_planned(overrides: str) -> None:
     make_record_plan(settings)
 
 
-@pytest.mark.parametrize("mode", ["none", "dp_sgd"])
-def test_a_run_without_a_promise_to_clients_is_not_refused(mode: str) -> None:
-    make_record_plan(decided("rounds=2", f"privacy={mode}"))
-
-
-@pytest.mark.parametrize("number", [1, 3, 50])
-def test_a_number_stays_as_it_is(number: int) -> None:
-    settings = decided(f"simulation.units_per_node={number}")
-    assert settings.simulation.units_per_node == number
+def test_a_number_stays_as_it_is() -> None:
+    settings = decided("simulation.units_per_node=3")
+    assert settings.simulation.units_per_node == 3
     assert hosted(settings, machine()) == (settings, None)
 
 
@@ -236,7 +212,7 @@ def test_a_resumed_run_keeps_its_number_on_any_machine(
     assert "simulation uses" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("written", ["atuo", "2.5", "null", "true", "0", "-1"])
+@pytest.mark.parametrize("written", ["atuo", "0"])
 def test_what_is_neither_a_number_nor_auto_is_refused(written: str) -> None:
     with pytest.raises(ConfigError, match=r"simulation\.units_per_node must be"):
         compose_settings([f"simulation.units_per_node={written}"])
