@@ -435,6 +435,9 @@ def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
     """Return the run's model with its first weights, on the device that trains.
 
     Without a `form`, records have that of the server's data set.
+
+    Raises:
+        ValueError: This machine has no memory for the model, or its first weights don't fit.
     """
     return _built(settings, form or form_of_run(settings)).to(training_device())
 
@@ -443,7 +446,15 @@ def _built(settings: Settings, form: Form) -> nn.Module:
     from fl_dp.tasks.models import build_model
 
     chosen = settings.model
-    model = build_model(chosen.name, hidden=chosen.hidden, **form._asdict(), seed=settings.seed)
+    try:
+        model = build_model(chosen.name, hidden=chosen.hidden, **form._asdict(), seed=settings.seed)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise ValueError(
+            f"model.hidden={chosen.hidden}: this machine has no memory for such a model: "
+            "write a smaller number"
+        ) from error
     if chosen.initial is not None:
         from fl_dp.tasks.models.weights import read_weights, set_weights
 

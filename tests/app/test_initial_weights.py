@@ -18,6 +18,7 @@ from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of, model_of, with_digests
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.files import sha256_of
+from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.models import build_model
 
 MLP = ("model=mlp", "model.hidden=4", "task.num_clients=3", "rounds=1", "client.epochs=1")
@@ -117,3 +118,9 @@ def test_clients_who_get_all_weights_are_told_of_no_file(file: Path) -> None:
     sent = settings.for_clients().model
     assert sent.initial is None
     assert sent.initial_digest is None
+
+
+def test_a_model_that_no_machine_has_memory_for_is_told_in_one_line() -> None:
+    settings = compose_settings(["model=mlp", "model.hidden=2000000"])
+    with pytest.raises(ValueError, match=r"^model.hidden=2000000: this machine has no memory"):
+        model_of(settings, Form(input_shape=(1,), num_classes=2))
