@@ -123,18 +123,14 @@ def _of_unused_clients(settings: Settings) -> list[str]:
 
 def _of_held_out_rows(settings: Settings) -> list[str]:
     """Return a line if accuracy is measured on the user's own rows, which no promise covers."""
-    from fl_dp.tasks.datasets import OWN_DATA
-
-    task = settings.task
-    if task.name not in OWN_DATA:
-        return []
-    keys = {
-        "task.validation=true": task.validation,
-        f"task.test_fraction={task.test_fraction}": task.test_fraction is not None,
-    }
-    return [
+    lines = [
         f"{key} measures accuracy and loss on rows of your own data after each round, and no "
         "promise covers these rows; write only what is public into the test part"
-        for key, is_asked in keys.items()
-        if is_asked
+        for key in settings.task.held_out_by
     ]
+    if lines and settings.task.name != "folder" and settings.task.mean is None:
+        lines.append(
+            "columns are taken as they are, and without public rows nothing looks at their size: "
+            "write task.mean and task.std if some are large numbers"
+        )
+    return lines

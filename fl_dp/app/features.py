@@ -106,7 +106,7 @@ def encoded_form(settings: Settings, form: Form) -> Form:
 
 
 def what_was_public(settings: Settings) -> tuple[str, ...] | None:
-    """Return the model's inputs that no promise covers, for its statement; None without any."""
+    """Return inputs and test rows that no promise covers, for the statement; None without any."""
     chosen = settings.features
     inputs: list[str] = []
     if isinstance(chosen, ScatteringSettings):
@@ -114,6 +114,10 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
     if settings.model.initial is not None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
         inputs.append(f"the first weights, {name}, SHA-256 {digest}")
+    inputs.extend(
+        f"rows of the own data, held out by {key}, which measure the model after each round"
+        for key in settings.task.held_out_by
+    )
     return tuple(inputs) or None
 
 

@@ -102,7 +102,7 @@ NOT_COVERED_OF_CLIENTS = {
     ),
     "figure": _FIGURE,
     "choice": _CHOICE,
-    "accuracy": "accuracy on the public test set, which no client's data enters",
+    "accuracy": "accuracy and loss on the test set, whose records have to be public",
     "traffic": "operator logs, timing and network traffic, which show who took part",
     "liars": "a malicious server, or clients that send something else than they should",
     "runs": "the sum of this run and others on the same clients: their budgets add up",

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dp.app.cautions import cautions_of_data
+from fl_dp.app.cautions import cautions, cautions_of_data
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.features import what_was_public
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
 from fl_dp.tasks.datasets import data
@@ -67,7 +68,13 @@ def test_rows_that_are_not_public_are_not_looked_at(tmp_path: Path, rows: str) -
     assert cautions_of_data(settings_of(tmp_path))
     if "fraction" in rows:
         (tmp_path / "test.csv").unlink()
-    assert cautions_of_data(settings_of(tmp_path, rows)) == []
+    settings = settings_of(tmp_path, rows)
+    assert cautions_of_data(settings) == []
+    assert any("write task.mean and task.std" in line for line in cautions(settings))
+    (stated,) = what_was_public(settings) or ()
+    assert stated.startswith(f"rows of the own data, held out by {rows}")
+    scaled = settings_of(tmp_path, rows, "task.mean=[50]", "task.std=[20]")
+    assert not any("task.mean" in line for line in cautions(scaled))
 
 
 def test_small_numbers_and_what_is_shipped_are_left_alone(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
         "insecure": False,
         "not_covered": [
             "the choice of hyper-parameters, if it was made on the clients' data",
-            "accuracy on the public test set, which no client's data enters",
+            "accuracy and loss on the test set, whose records have to be public",
         ],
         "versions": {"python": "3.11.7", "fl-dp": "0.1.0"},
         "second_figure": {"how": "PLDAccountant, by hand", "epsilon": epsilon, "ours": epsilon},

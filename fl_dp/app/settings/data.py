@@ -108,6 +108,15 @@ class TaskSettings:
             )
         self._check_own_data()
 
+    @property
+    def held_out_by(self) -> list[str]:
+        """Settings by which rows of the user's own data measure the model after each round."""
+        keys = {
+            "task.validation=true": self.validation,
+            f"task.test_fraction={self.test_fraction}": self.test_fraction is not None,
+        }
+        return [key for key, is_asked in keys.items() if is_asked and self.name in OWN_DATA]
+
     def _check_own_data(self) -> None:
         for key in OWN_DATA_KEYS:
             default = self.__dataclass_fields__[key].default

@@ -166,7 +166,7 @@ def test_a_choice_that_was_charged_and_lost_stays_charged_and_is_not_made_twice(
 def test_a_choice_that_was_written_down_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = interrupted(tmp_path, monkeypatch, choice, "_keep")
+    folder = interrupted(tmp_path, monkeypatch, choice, "_record")
     assert tune_of(folder.read_settings()).chosen is None
     resumed(folder)
     statement = folder.read_statement()
