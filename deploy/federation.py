@@ -454,7 +454,7 @@ def run_federation(mode: str, place: Path) -> None:
             say(f"training, privacy={mode}")
             run = federation.train(mode)
             say(f"trained: {run.read_metrics()[-1]['test_accuracy']:.0%} right on the public table")
-            print("What was spent:")
+            print("What was spent (by limits for a trial with three wards, not for real data):")
             logs_of_wards = {ward: federation.log(ward) for ward in WARDS}
             for line in (*spent_lines(federation, run), *late_lines(logs_of_wards)):
                 print(line)
@@ -462,8 +462,8 @@ def run_federation(mode: str, place: Path) -> None:
                 say("an app that a reviewer has signed by mistake sends the table of each ward")
                 arrived = federation.send_tables()
                 print("Each ward's app sent the table as a model, its first age as a metric, and")
-                print("all of it as a text. What the server got (1.00 is the table itself, which")
-                print("gates that add no noise let a trusted server have):")
+                print("all of it as a text. What the server got (a correlation of 1.00 would be")
+                print("the table itself; gates without noise send it to a server that is trusted):")
                 for line in arrived_lines(federation.tables(), arrived):
                     print(line)
             say("taking down what was started")
@@ -473,7 +473,7 @@ def run_federation(mode: str, place: Path) -> None:
             for log in sorted((place / "processes").glob("*.log"))
         )
         raise RuntimeError(f"{logs}\n--- the error\n{error}") from error
-    say("done: the federation held, and nothing of it runs any more")
+    say("done: nothing of the federation runs any more")
 
 
 def _end_of(text: str) -> str:

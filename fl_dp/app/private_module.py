@@ -30,6 +30,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import Plan
+from fl_dp.promise import delta_rounded_up, is_large_delta
 from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks.training import check_training, evaluate, one_thread, train_locally
@@ -162,6 +163,13 @@ def train_private(
             )
         private = _strategy(strategy, plan, budget, num_clients=len(parts), ledger=ledger)
         opened.callback(private.ledger.close)
+        promised = private.ledger.plan.budget.delta
+        if is_large_delta(promised):
+            logger.warning(
+                "delta %s is large: with that probability epsilon may not hold for a client; fine "
+                "for trying out, for real data write delta=1e-5 or less",
+                delta_rounded_up(promised),
+            )
         on_round = opened.enter_context(_bar(private.planned_rounds)) if progress else _silent
 
         def after(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

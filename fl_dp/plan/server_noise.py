@@ -35,7 +35,7 @@ class ServerNoisePlan(RuleClippedPlan):
         others = "all other clients' data"
         if self.unit == "record":
             others = "all other records, those of the same client included"
-        cohorts = "does not see who took part in which round"
+        cohorts = "does not see who took part in which round, which must stay secret"
         if self.sampling.visible:
             cohorts = "sees who took part"
         return f"sees every released model and knows {others}; {cohorts}"

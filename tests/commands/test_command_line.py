@@ -382,8 +382,11 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
         ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
         ("task.num_clients=200", ["delta 0.00295 (the default for 200) is large"]),
         ("task.num_clients=50 privacy=none", []),
-        ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
-        ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
+        (
+            "privacy=none task=csv task.test_fraction=0.2",
+            ["task.test_fraction=0.2 measures", "write task.mean and task.std"],
+        ),
+        ("privacy=none task=folder task.validation=true", ["task.validation=true measures"]),
         ("privacy=none task=csv task.client_column=a", ["task.client_column=a is not used"]),
         ("privacy=none task=csv task.client_column=a task.partition=natural", []),
         ("privacy=dp_sgd task.num_clients=3", ["nobody takes part in 42% of the rounds"]),
@@ -724,7 +727,9 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
         delta=1e-5,
         epsilon_so_far=6.1,
     )
-    said = "Report epsilon 7.9; 6.1, where the progress ended, is an intermediate lower value"
+    said = (
+        "Report epsilon 7.9, the promise; 6.1, where the progress ended, is lower and not promised"
+    )
     assert epsilon_jump([run]) == said
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
     measured = epsilon_jump([replace(run, is_measured_privately=True)])

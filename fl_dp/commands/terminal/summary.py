@@ -138,12 +138,12 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
     for run in runs:
         spent = run.epsilon_so_far
         if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
-            reason = "is an intermediate lower value"
+            reason = "is lower and not promised"
             if run.is_measured_privately:
                 reason = "leaves out that the last model was measured on clients' rows"
             return (
-                f"Report epsilon {brief_epsilon(run.epsilon)}; {brief_epsilon(spent)}, where "
-                f"the progress ended, {reason}"
+                f"Report epsilon {brief_epsilon(run.epsilon)}, the promise; "
+                f"{brief_epsilon(spent)}, where the progress ended, {reason}"
             )
     return None
 
