@@ -125,25 +125,25 @@ class Federation(Deployment):
         curious: The same of an app that sends tables; a reviewer has signed it.
     """
 
-    def __init__(self, place: Path, mode: Mode) -> None:
+    def __init__(self, root: Path, mode: Mode) -> None:
         """Write tables, keys, policies and a signed bundle.
 
         Args:
-            place: A folder that is empty or not there.
+            root: A folder that is empty or not there.
             mode: What the owners require.
         """
-        super().__init__(place / "processes", database=True)
-        self._place, self._mode = place, mode
-        write_tables(place, WARDS)
-        self._authority = make_server(place / "tls", ("localhost",), days=30)
-        make_signer(place / "reviewer" / "key")
+        super().__init__(root / "processes", database=True)
+        self._root, self._mode = root, mode
+        write_tables(root, WARDS)
+        self._authority = make_server(root / "tls", ("localhost",), days=30)
+        make_signer(root / "reviewer" / "key")
         for ward in WARDS:
             self._write_ward(ward)
         if mode.has_roster:
             self._write_roster()
-        (place / "apps").mkdir()
+        (root / "apps").mkdir()
         self.app, self.curious = self._signed_app(ROOT), self._signed_app(CURIOUS)
-        self._shelf = shelf(place / "apps", 0)
+        self._shelf = shelf(root / "apps", 0)
         port = self._shelf.server_address[1]
         # Where Flower's SuperLink looks for bundles with signatures.
         self._environment["FLWR_SUPERGRID_API_URL"] = f"http://127.0.0.1:{port}/v1"
@@ -187,7 +187,7 @@ class Federation(Deployment):
         ended = self.run(app or self.app, [*self.overrides(name), *more], timeout=None)
         if ended != "finished:completed":
             raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
-        return RunFolder(self._place / "runs" / name)
+        return RunFolder(self._root / "runs" / name)
 
     def send_tables(self) -> list[dict[str, Any]]:
         """Run the app that sends the wards' tables, and return what the server got from each.
@@ -195,7 +195,7 @@ class Federation(Deployment):
         Raises:
             RuntimeError: If the run ends otherwise than it should.
         """
-        folder = self._place / "runs"
+        folder = self._root / "runs"
         ended = self.run(self.curious, [f"output_dir={folder}"], timeout=None)
         if ended != "finished:completed":
             raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
@@ -204,36 +204,36 @@ class Federation(Deployment):
 
     def tables(self) -> list[NDArray[np.float64]]:
         """Return the numbers of each ward's table."""
-        files = [self._place / ward / "train.csv" for ward in WARDS]
+        files = [self._root / ward / "train.csv" for ward in WARDS]
         return [
             np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1)).ravel() for file in files
         ]
 
     def overrides(self, name: str) -> list[str]:
         """Return the settings of a run of that name."""
-        place = self._place
+        root = self._root
         overrides = [
             *SETTINGS,
             *self._mode.overrides,
             f"rounds={ROUNDS}",
             f"task.num_clients={len(WARDS)}",
-            f"task.data_dir={place / 'public'}",
-            f"output_dir={place / 'runs'}",
+            f"task.data_dir={root / 'public'}",
+            f"output_dir={root / 'runs'}",
             f"run_name={name}",
         ]
         if self._mode.server_counts:
-            overrides += ["privacy.delta=0.01", f"privacy.witness_dir={place / 'witness'}"]
+            overrides += ["privacy.delta=0.01", f"privacy.witness_dir={root / 'witness'}"]
         if self._mode.has_roster:
-            overrides.append(f"privacy.secure_sum.roster={place / 'roster.json'}")
+            overrides.append(f"privacy.secure_sum.roster={root / 'roster.json'}")
         return overrides
 
     def ledger_of(self, ward: str) -> Path:
         """Return the file of a ward's ledger, which is there once something was charged."""
-        return self._place / ward / "ledger" / "ledger.db"
+        return self._root / ward / "ledger" / "ledger.db"
 
     def witness_of(self, ward: str) -> Path:
         """Return the file that knows how far a ward's ledger has come."""
-        return self._place / "witness" / f"{ward}.heads"
+        return self._root / "witness" / f"{ward}.heads"
 
     def _trusts(self) -> str:
         return f'root-certificates = "{self._authority}"'
@@ -271,17 +271,17 @@ class Federation(Deployment):
             "--root-certificates",
             str(self._authority),
             "--auth-supernode-private-key",
-            str(self._place / name / "node.key"),
+            str(self._root / name / "node.key"),
             "--trusted-entities",
-            str(self._place / "trusted.yaml"),
+            str(self._root / "trusted.yaml"),
         )
 
     def _write_ward(self, ward: str) -> None:
         """Write what a ward's owner keeps: its key, its ledger's folder and its policy."""
-        make_node(self._place / ward / "node.key")
+        make_node(self._root / ward / "node.key")
         self.ledger_of(ward).parent.mkdir()
         self.witness_of(ward).parent.mkdir(exist_ok=True)
-        schema = self._place / ward / "schema.yaml"
+        schema = self._root / ward / "schema.yaml"
         schema.write_text(
             yaml.safe_dump(
                 {"label_column": "ill", "classes": ["no", "yes"], "columns": ["age", "pressure"]}
@@ -296,13 +296,13 @@ class Federation(Deployment):
             **self._mode.gate,
         }
         if self._mode.has_roster:
-            policy["dp-secagg-roster"] = str(self._place / "roster.json")
+            policy["dp-secagg-roster"] = str(self._root / "roster.json")
         if not self._mode.gate:
             policy |= self._data_of(ward)
         self._policy(ward).write_text(yaml.safe_dump(policy), encoding="utf-8")
 
     def _policy(self, ward: str) -> Path:
-        return self._place / ward / "policy.yaml"
+        return self._root / ward / "policy.yaml"
 
     def _node_config(self, ward: str) -> _OPTIONS:
         """Return what apps get: a gate tells them nothing of the policy."""
@@ -311,7 +311,7 @@ class Federation(Deployment):
         )
 
     def _data_of(self, ward: str) -> _OPTIONS:
-        folder = self._place / ward
+        folder = self._root / ward
         return {"dp-data-path": str(folder), "dp-data-schema": str(folder / "schema.yaml")}
 
     def _write_roster(self) -> None:
@@ -324,22 +324,22 @@ class Federation(Deployment):
                 {"name": member.name, "identity": member.identity.hex(), "committee": False}
             )
         roster = {"federation": "three wards", "members": members}
-        (self._place / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
+        (self._root / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
 
     def _signed_app(self, source: Path) -> str:
         """Bundle an app, sign it, and have the wards trust who signed."""
-        folder, key = self._place / "apps", self._place / "reviewer" / "key"
+        folder, key = self._root / "apps", self._root / "reviewer" / "key"
         before = set(folder.glob("*.fab"))
         self._flwr("build", "--app", str(source), cwd=folder)
         [bundle] = set(folder.glob("*.fab")) - before
         app = sign(bundle, key)
         line = trusted_line(load_signer(key).public_key())
-        (self._place / "trusted.yaml").write_text(f"{line}\n", encoding="utf-8")
+        (self._root / "trusted.yaml").write_text(f"{line}\n", encoding="utf-8")
         return f"{app.app_id}=={app.version}"
 
     def _register(self, ward: str) -> None:
-        key = self._place / ward / "node.key.pub"
-        self._flwr("supernode", "register", str(key), "real", "--name", ward, cwd=self._place)
+        key = self._root / ward / "node.key.pub"
+        self._flwr("supernode", "register", str(key), "real", "--name", ward, cwd=self._root)
 
     def _flwr(self, *command: str, cwd: Path) -> None:
         said = subprocess.run(
@@ -438,15 +438,15 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_federation(mode: str, place: Path) -> None:
+def run_federation(mode: str, root: Path) -> None:
     """Set up, train, and say what each ward spent.
 
     Raises:
         RuntimeError: If something does not start or the run fails; its text has the logs' ends.
     """
     say, asked = _Progress(), MODES[mode]
-    say(f"keys, certificates, policies and two signed apps in {place}")
-    federation = Federation(place, asked)
+    say(f"keys, certificates, policies and two signed apps in {root}")
+    federation = Federation(root, asked)
     try:
         say("SuperLink with TLS, the keys of its SuperNodes and a database")
         with federation:
@@ -470,7 +470,7 @@ def run_federation(mode: str, place: Path) -> None:
     except RuntimeError as error:
         logs = "\n".join(
             f"--- {log.name}\n{_end_of(log.read_text(encoding='utf-8', errors='replace'))}"
-            for log in sorted((place / "processes").glob("*.log"))
+            for log in sorted((root / "processes").glob("*.log"))
         )
         raise RuntimeError(f"{logs}\n--- the error\n{error}") from error
     say("done: nothing of the federation runs any more")
@@ -496,9 +496,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
-        with _folder(asked.keep) as place:
+        with _folder(asked.keep) as root:
             try:
-                run_federation(asked.privacy, place)
+                run_federation(asked.privacy, root)
             finally:
                 # A signal may come when a process has begun and nobody has taken note of it yet.
                 kill_all(descendants(os.getpid()))

@@ -24,21 +24,21 @@ SETTINGS = (
 )
 
 
-def write_tables(place: Path, wards: tuple[str, ...]) -> None:
+def write_tables(folder: Path, wards: tuple[str, ...]) -> None:
     """Write `WARD/train.csv` for each, and `public/test.csv`."""
-    _write_table(place / "public" / "test.csv", 0)
+    _write_table(folder / "public" / "test.csv", 0)
     for seed, ward in enumerate(wards, start=1):
-        _write_table(place / ward / "train.csv", seed)
+        _write_table(folder / ward / "train.csv", seed)
 
 
 def train_wards(
-    deployment: Deployment, place: Path, name: str, *overrides: str, **limits: float | None
+    deployment: Deployment, folder: Path, name: str, *overrides: str, **limits: float | None
 ) -> RunFolder:
     """Train to the end on all nodes of a deployment and return the folder of the run."""
-    paths = (f"task.data_dir={place / 'public'}", f"output_dir={place / 'runs'}")
+    paths = (f"task.data_dir={folder / 'public'}", f"output_dir={folder / 'runs'}")
     ended = deployment.run(ROOT, [*SETTINGS, *overrides, *paths, f"run_name={name}"], **limits)
     assert ended == "finished:completed", ended
-    return RunFolder(place / "runs" / name)
+    return RunFolder(folder / "runs" / name)
 
 
 def _write_table(path: Path, seed: int) -> None:

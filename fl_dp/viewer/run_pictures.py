@@ -72,7 +72,7 @@ def plot_curves(
             )
     score.set(
         xlabel="round",
-        ylabel=f"public {measured_on} {name}",
+        ylabel=f"{measured_on} {name}",
         title=f"{name[0].upper()}{name[1:]}, one line a run",
     )
     score.set_ylim(ends_apart([scores_of(lines) for lines in all_runs]))
@@ -119,12 +119,12 @@ def _draw_spent(
 
 
 _WORDS = {
-    "accuracy": "public {measured_on} accuracy",
-    "loss": "public {measured_on} loss",
+    "accuracy": "{measured_on} accuracy",
+    "loss": "{measured_on} loss",
     "epsilon": "epsilon that was really spent",
     "noise_multiplier": "noise multiplier",
     "noise_of_mean": "noise std per coordinate of the mean",
-    **{name: f"public {{measured_on}} {METRICS[name].title}" for name in NUMBERS},
+    **{name: f"{{measured_on}} {METRICS[name].title}" for name in NUMBERS},
 }
 _LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
 _MARKERS = "osD^vPX*"

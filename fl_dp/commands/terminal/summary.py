@@ -129,7 +129,7 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
         if row["bytes_up"] is not None:
             traffic = f"{row['bytes_down']:,}, {row['bytes_up']:,}"
         shown.append([*cells, traffic])
-    title = f"Public {rows_measured} {score.title} (unit: {units})"
+    title = f"{rows_measured.capitalize()} {score.title} (unit: {units})"
     return sheet(title, headings, shown, numbers=headings[1:])
 
 
