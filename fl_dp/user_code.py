@@ -52,7 +52,7 @@ def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None
     Yields:
         A function that seeds them once more, for the next unit or record.
     """
-    seeds = source or SecureRandom()
+    seeds = SecureRandom() if source is None else source
     torch = _torch()
     random_state = random.getstate()
     numpy_generator = np.random.mtrand.get_bit_generator()

@@ -115,7 +115,7 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
         inputs.append(f"the first weights, {name}, SHA-256 {digest}")
     inputs.extend(
-        f"rows of the own data, held out by {key}, which measure the model after each round"
+        f"rows of the own data, held out by {key}, by which the model was measured after each round"
         for key in settings.task.held_out_by
     )
     return tuple(inputs) or None

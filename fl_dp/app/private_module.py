@@ -166,9 +166,11 @@ def train_private(
         promised = private.ledger.plan.budget.delta
         if is_large_delta(promised):
             logger.warning(
-                "delta %s is large: with that probability epsilon may not hold for a client; fine "
-                "for trying out, for real data write delta=1e-5 or less",
+                "delta %s is large: with that probability epsilon may not hold for a %s; fine "
+                "for trying out, for real data write %s of 1e-5 or less",
                 delta_rounded_up(promised),
+                private.ledger.plan.unit,
+                "a delta" if plan is None else "a plan whose budget has a delta",
             )
         on_round = opened.enter_context(_bar(private.planned_rounds)) if progress else _silent
 

@@ -396,7 +396,11 @@ def _metrics(
     *,
     count: int,
 ) -> dict[str, Scalar]:
-    """Return what the instruction asks a unit to measure before its training."""
+    """Return what the instruction asks a unit to measure before its training.
+
+    A record that could not be read counts as the middle of its range, so that it moves a mean as
+    any other does; `count` includes such records.
+    """
     if not (_asks_for_metrics(config) and _has_enough(settings, count)):
         return {}
     max_loss, share = _max_loss(settings), len(labels) / max(count, 1)

@@ -41,7 +41,10 @@ class Queue:
         *,
         prepare: Callable[[Jobs], Jobs] | None = None,
     ) -> None:
-        """Set the trainings."""
+        """Set the trainings.
+
+        `prepare` makes the slow checks while engines start; None: they were made before.
+        """
         from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far

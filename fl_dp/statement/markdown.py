@@ -287,7 +287,7 @@ def _public_inputs(statement: Promise) -> list[Row]:
     if statement.public_inputs is None:
         return []
     inputs = "; ".join(statement.public_inputs)
-    return [("what was public", f"{inputs}. Nothing is promised to what these were made of")]
+    return [("outside the promise", f"{inputs}. Nothing is promised to what these were made of")]
 
 
 def _norm(statement: PrivacyStatement) -> str:

@@ -40,8 +40,9 @@ class Promise:
             are neither released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
             together, at the same delta. None for a number: no bound is known.
-        public_inputs: Inputs of the model besides the units' data: encoders, public records, first
-            weights. Nothing is promised to their sources. None: there were none.
+        public_inputs: Data that count as public: encoders, public records, first weights, rows held
+            out of the own data to measure the model. Nothing is promised to their sources.
+            None: there were none.
         failure: Why the training counts as failed although it was charged; None if it does not.
     """
 

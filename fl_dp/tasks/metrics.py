@@ -3,7 +3,7 @@
     >>> public_metrics(["auc", "f1"], labels=np.array([0, 1]), probabilities=np.eye(2))
     {'auc': 1.0, 'f1': 1.0}
 
-Privacy: the rows are public, and the model is released, so metrics cost nothing.
+Privacy: the rows count as public, and the model is released, so metrics cost nothing.
 """
 
 from __future__ import annotations

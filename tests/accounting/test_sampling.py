@@ -269,3 +269,9 @@ def test_units_that_rest_need_others_who_take_part_meanwhile() -> None:
         VisibleSampling(cohort=10, separation=5).check(N)
     with pytest.raises(ValueError, match="separation must be an integer of at least 1"):
         VisibleSampling(cohort=10, separation=0)
+
+
+def test_whole_groups_are_no_secret() -> None:
+    whole = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
+    assert whole.visible
+    assert "charged in full" in whole.describe()

@@ -223,3 +223,15 @@ def test_an_owner_who_allows_more_changes_nothing() -> None:
 def test_a_plan_with_noise_to_spare_never_gets_less() -> None:
     loud = replace(PLAN, noise_multiplier=50.0)
     assert loud.within(PrivacyBudget(epsilon=1.0, delta=1e-5)).noise_multiplier == 50.0
+
+
+def test_it_says_that_an_item_has_to_be_made_of_one_record() -> None:
+    assert any("item of several records (mix-up" in each for each in statement()["not_covered"])
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_each_relation_says_who_the_neighbours_are(relation: NeighboringRelation) -> None:
+    plan = given_noise(neighboring_relation=relation, noise_multiplier=3.0)
+    made = statement(plan)
+    assert made["neighboring_relation"] == str(relation)
+    assert made["neighbours"] in statement_page(made)

@@ -26,6 +26,7 @@ from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
     BufferedSelection,
     Checkpoint,
@@ -548,3 +549,32 @@ def test_a_buffer_needs_its_own_strategy_and_selection(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="only for a buffer"),
     ):
         ledger.ask(["a"])
+
+
+def test_a_training_is_charged_what_its_plan_says_and_its_statement_says_what_is_seen(
+    tmp_path: Path,
+) -> None:
+    promised = plan(rounds=7)
+    train(tmp_path, promised, moving_by(0.1), delay=unequal_delays(spread=1.0, seed=2))
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == 7 and ledger.history == promised.history
+        statement = privacy_statement(ledger)
+    assert "2 clients that answer next" in statement.sampling
+    assert "sees who took part" in statement.adversary
+    assert any("when an answer arrives" in sentence for sentence in statement.not_covered)
+
+
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        (dict(concurrency=1), "at least the buffer's 2"),
+        (dict(concurrency=0), "concurrency"),
+        (dict(max_staleness=-1), "must not be negative"),
+        (dict(max_staleness=1.5), "max_staleness must be an integer"),
+        (dict(staleness_power=-0.5), "must not weigh more"),
+        (dict(staleness_power=float("nan")), "must be finite"),
+    ],
+)
+def test_a_selection_refuses_numbers_out_of_range(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        BufferedSelection(BufferedSampling(cohort=2), **wrong)

@@ -431,3 +431,9 @@ def test_three_real_nodes_that_never_work_end_as_failed(tmp_path: Path) -> None:
         train(tmp_path, plan, able(Ability.NOISE)(fails), model())
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 2
+
+
+@pytest.mark.parametrize("count", [0.0, -1.0, math.nan, 1.0])
+def test_a_count_that_would_cost_more_than_its_round_is_refused(count: float) -> None:
+    with pytest.raises(ValueError, match="count_noise_std"):
+        GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,), count_noise_std=count)

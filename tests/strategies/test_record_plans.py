@@ -21,15 +21,17 @@ from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_ap
 from fl_dp.codec import decode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
-from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
 from fl_dp.strategies import (
+    DPFedAvg,
     Draw,
     LawSelection,
     Selection,
     Unit,
+    UnprotectedFedAvg,
 )
 
 pytestmark = [
@@ -224,3 +226,29 @@ def test_a_second_run_goes_on_spending_from_the_nodes_ledgers(tmp_path: Path) ->
     for _ in range(2):
         alone(private_clients(tmp_path), exchanged_arrays(model_of()), rounds=2)
     assert rounds_spent(tmp_path) == [3] * N
+
+
+def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> Any:
+    if plan is None:
+        return UnprotectedFedAvg(record_plan=RECORDS, **{"selection": EVERYBODY} | options)
+    return DPFedAvg(plan=plan, ledger=open_ledger(plan), record_plan=RECORDS, **options)
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_a_weight_by_the_number_of_records_is_refused(open_ledger: Any, central: bool) -> None:
+    with pytest.raises(ValueError, match=r"tell it nothing beside their .* give no weight_cap"):
+        strategy_of(open_ledger, plan_of(N) if central else None, weight_cap=10.0)
+
+
+def test_metrics_of_clients_are_refused(open_ledger: Any) -> None:
+    metric = ScalarMetric(name="loss", low=0.0, high=4.0)
+    plan = plan_of(N, metrics=(metric,))
+    with pytest.raises(ValueError, match="no metrics"):
+        strategy_of(open_ledger, plan)
+
+
+def test_a_selection_by_what_clients_report_is_refused(open_ledger: Any) -> None:
+    selection = LawSelection(PoissonSampling(sampling_rate=1.0))
+    selection.utility = "loss"
+    with pytest.raises(ValueError, match="asks clients for no utility"):
+        strategy_of(open_ledger, selection=selection)

@@ -29,6 +29,7 @@ from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 from fl_dp.plan import DistributedRecordsPlan, Plan, SecureSum
+from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
 
 SIZES = (7, 0, 12, 1, 5)  # of silos: none, and a single record, are among them
@@ -325,3 +326,15 @@ def test_an_app_that_sums_other_gradients_is_found_before_anything_is_charged(
         trained(tmp_path, silos, plan_of(silos), nodes=Others(tmp_path, silos))
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.rounds_spent == 0
+
+
+def test_the_statement_is_about_records(tmp_path: Path) -> None:
+    silos = silos_of(SIZES)
+    plan = plan_of(silos)
+    trained(tmp_path, silos, plan)
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        page = statement_markdown(privacy_statement(ledger))
+    assert "one record of one client" in page
+    assert "a record contributes, or contributes zero throughout" in page
+    assert "secret coin for each record" in page
+    assert "with its records and their coins" in page

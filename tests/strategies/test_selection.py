@@ -367,3 +367,9 @@ def test_a_name_that_is_another_node_s_id_is_not_taken(start: Any) -> None:
     grid = calling_themselves({0: f"node-{FIRST_NODE + 1}", 1: str(FIRST_NODE)})
     ids = {f"node-{FIRST_NODE + node}": 2 for node in range(N) if node != 1}
     assert names_of(grid, start) == {str(FIRST_NODE): 2} | ids
+
+
+def test_poisson_coins_do_not_know_how_many_units_were_declared() -> None:
+    for declared in (N - 3, N, 10 * N):
+        counts = drawn(LawSelection(PoissonSampling(sampling_rate=0.3)), of_declared(N, declared))
+        assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM

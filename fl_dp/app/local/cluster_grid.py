@@ -30,7 +30,7 @@ from .devices import WORKER_MEMORY
 
 _FIRST_WORKER = 600.0  # seconds: it loads the data
 _OTHER_WORKERS = 30.0  # after the first one; later ones join a running training
-_WITHOUT_WORKER = 45.0  # Ray ends a process 60 after its head is gone, without a word on runs
+_WITHOUT_WORKER = 45.0  # Ray ends a process 60 s after its head is gone, without a word on runs
 _LOOK = 0.05
 
 logger = logging.getLogger("flwr.fl_dp")

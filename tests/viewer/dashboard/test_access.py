@@ -13,6 +13,7 @@ from fl_dp.viewer.dashboard.access import (
     TooManyGuesses,
     WrongToken,
     check_token,
+    new_token,
 )
 
 TOKEN = "correct horse battery staple"
@@ -105,3 +106,9 @@ def test_neither_token_nor_session_is_in_what_a_log_would_show() -> None:
 def test_a_token_that_can_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="at least 16"):
         check_token(token)
+
+
+def test_new_tokens_are_long_and_different() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(check_token(token) == token and len(token) >= 32 for token in tokens)

@@ -257,3 +257,15 @@ def test_every_page_is_there_in_both_languages(tmp_path: Path, page: str) -> Non
 def test_a_link_to_the_other_language_stays_on_this_host(tmp_path: Path) -> None:
     page = client_of(tmp_path).get("http://127.0.0.1:8765//evil.example/").text
     require_harmless(page)
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(1e-3, False), (0.0011, True)])
+def test_a_large_delta_is_warned_of(tmp_path: Path, delta: float, warned: bool) -> None:
+    write_run(tmp_path / "a", delta=delta)
+    assert ('id="large-delta"' in client_of(tmp_path).get("/run/a").text) is warned
+
+
+def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    page = client_of(tmp_path).get("/run/a").text
+    assert page.index("sees every released model") < page.index('data-chart="accuracy"')

@@ -422,3 +422,15 @@ def test_what_is_started_does_not_learn_the_token(
     with pytest.raises(NotPriced) as error:
         StartedRuns(root=tmp_path, command=command).price(read_form({}))
     assert str(error.value) == ""
+
+
+def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
+    page = client.post("/price?kind=sweep", data=FILLED["sweep"], headers=OWN).text
+    assert "12 trainings, of which 12 are private" in page
+    assert "epsilon 2 to 2" in page
+    formula = {"experiment": "udp_formula", "sweep.seeds": "0"}
+    assert "noise is given" in client.post("/price?kind=sweep", data=formula, headers=OWN).text
+
+
+def test_a_run_without_privacy_is_told_so(client: TestClient) -> None:
+    assert "promises nothing to anybody" in priced(client, privacy="none")

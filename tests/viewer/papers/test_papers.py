@@ -279,3 +279,20 @@ def test_a_statement_of_other_kinds_of_values_ends_in_one_line(
             assert "statement" in str(error)
             refused += 1
     assert refused > 0
+
+
+@pytest.mark.parametrize(
+    ("delta", "said", "asked"),
+    [
+        (0.02, "ABOVE one in the number of clients", True),
+        (0.003, "below one in the number of clients", True),
+        (1e-6, "small by both measures", False),
+    ],
+)
+def test_a_delta_is_measured_against_the_number_of_clients(
+    tmp_path: Path, delta: float, said: str, asked: bool
+) -> None:
+    text = paper("nist-800-226", write_run(tmp_path / "a", delta=delta))
+    [point] = [each for each in text.split("\n### ") if each.startswith("A large delta")]
+    assert said in point  # of 200 clients: one is 0.005, one in the square 2.5e-05
+    assert (TO_FILL in point) == asked

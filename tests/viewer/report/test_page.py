@@ -308,3 +308,18 @@ def test_a_hostile_attack_s_folder_becomes_no_markup(tmp_path: Path) -> None:
     text = Page(write_report([attack]).read_text()).text
     assert "membership.csv is larger than" in text
     assert "is a link" in text
+
+
+def test_a_large_delta_is_warned_of_below_the_promise(tmp_path: Path) -> None:
+    small, large = (
+        ReportedRun(read_run(write_run(tmp_path / name, delta=delta)))
+        for name, delta in (("small", 1e-3), ("large", 0.00101))
+    )
+    assert small.large_delta == ""
+    assert "0.00101" in large.large_delta
+    assert large.large_delta in Page(report_page([large.run])).text
+
+
+def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "a"))
+    assert page.index("Gaussian on an integer grid") < page.index("data-chart=")

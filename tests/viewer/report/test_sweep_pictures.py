@@ -15,6 +15,7 @@ from sweep_results import RESULT
 from fl_dp.commands.terminal.results import Result
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
+    plot_curves,
     plot_over_rounds,
 )
 
@@ -155,3 +156,17 @@ def test_an_experiment_along_its_axis_tells_its_curves_apart(saved: list[Figure]
     ]
     plot_against_axis(results, NOWHERE, label="epsilon", panels=["accuracy"])
     require_told_apart(saved[0].axes[0])
+
+
+def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figure]) -> None:
+    results = [replace(RESULT, x="4", epsilon=4.5), replace(RESULT, x="8", epsilon=11.0)]
+    plot_against_axis(results, Path("x.png"), label="claimed", panels=["accuracy", "epsilon"])
+    panel = saved[0].axes[1]
+    [claimed] = [line for line in panel.get_lines() if line.get_label() == "as claimed"]
+    assert xs(claimed) == ys(claimed) == [4.0, 8.0]
+
+
+def test_a_run_without_privacy_has_no_empty_panel(saved: list[Figure]) -> None:
+    plot_curves({"": lines(0.9)}, NOWHERE, unit="nobody", deltas=[0.0])
+    [panel] = saved[0].axes
+    assert "nothing is promised" in panel.get_title()
