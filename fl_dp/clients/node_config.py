@@ -307,7 +307,8 @@ class NodeConfig(BaseModel):
         if digest in self.encoder_digests:
             return None
         allowed = ",".join(self.encoder_digests)
-        return f'the encoder is {digest or "none"}: its owner wrote dp-encoder-digests="{allowed}"'
+        named = "none" if digest is None else digest
+        return f'the encoder is {named}: its owner wrote dp-encoder-digests="{allowed}"'
 
     @property
     def has_expired(self) -> bool:

@@ -200,11 +200,12 @@ class RecordBatches(Dataset[list[Batch]]):
                     # Logged once, as it may be every record. The text stays on the node.
                     line = None if self._complained else _UNUSABLE
                     seed_again()
-                    with Contained(line) as attempt:
+                    # Unnamed: a kept failure would hold this frame, and the records in it.
+                    with Contained(line):
                         if (result := make(source)) is not None:
                             results.append(result)
-                    if attempt.failure is not None:
-                        self._complained = True
+                        continue
+                    self._complained = True
                 return results
 
             if rows and self._are_record_wise:

@@ -102,7 +102,7 @@ class RoundInterval:
                     wall, since, boot = row
                     past = now.after(Moment(wall=wall, since_boot=since, boot=boot))
                 # A clock that went back begins the wait again, and is noted.
-                went_back = past < 0.0
+                went_back = not past >= 0.0  # what is no number waits, too
                 remaining = seconds if went_back else max(seconds - past, 0.0)
                 if remaining == 0.0 or went_back:
                     store.execute(

@@ -53,10 +53,9 @@ def running_app() -> RunningApp | None:
     It can't if the app did not come in a bundle, as when one process plays all nodes.
     """
     # Flower puts the folder of the app that it loads first.
-    folders = [path for path in map(Path, sys.path) if path.parent.name == _APPS]
-    if not folders:
+    folder = next((path for path in map(Path, sys.path) if path.parent.name == _APPS), None)
+    if folder is None:
         return None
-    folder = folders[0]
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         name = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -351,3 +354,35 @@ def test_a_record_that_would_be_several_is_none() -> None:
         texts([3, 3]), lambda records: (torch.ones(2, WIDTH), torch.zeros(2)), BatchForm()
     )
     assert doubled.__getitems__([0, 1]) == []
+
+
+class LastIsBroken(Dataset[tuple[Tensor, Tensor]]):
+    """Eight records, of which the last can't be read."""
+
+    def __init__(self) -> None:
+        self.read: list[weakref.ref[Tensor]] = []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if row == 7:
+            raise ValueError("no such record")
+        features = torch.full((3,), float(row))
+        self.read.append(weakref.ref(features))
+        return features, torch.tensor(0)
+
+
+def test_a_record_that_fails_keeps_no_other_in_memory() -> None:
+    """Its traceback holds the frame that read them: a cycle, which waits for the collector."""
+    data = LastIsBroken()
+    batches = RecordBatches(data, lambda items: default_collate(items), BatchForm())
+    logging.disable(logging.CRITICAL)  # pytest keeps what is logged, with its traceback
+    gc.disable()
+    try:
+        assert len(batches.__getitems__(list(range(8)))) > 0
+        assert len(data.read) == 7
+        assert [record() for record in data.read if record() is not None] == []
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)

@@ -101,7 +101,9 @@ def dataset_of_parts(
     clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
     data_format: DataFormat,
 ) -> Dataset:
-    """Put the parts together; a missing test part is cut off the training part.
+    """Put the parts together; a missing part is empty, but for a test part of shared data.
+
+    That is cut off the training part.
 
     Args:
         name: Name of the data set.

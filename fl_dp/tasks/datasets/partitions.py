@@ -62,9 +62,10 @@ def partition(
 
     Returns:
         One sorted int64 array of row numbers per client: together every row exactly once, unless
-        `records_per_client` is given. Under "dirichlet" a client may be empty, and clients may
-        outnumber rows. Under "natural" clients are in the order of their numbers and none is empty;
-        if `num_clients` is smaller, the clients with most rows are taken (ties: the lower number).
+        `records_per_client` is given or fewer natural clients are taken. Under "dirichlet" a client
+        may be empty, and clients may outnumber rows. Under "natural" clients are in the order of
+        their numbers and none is empty; if `num_clients` is smaller, the clients with most rows are
+        taken (ties: the lower number).
 
     Raises:
         ValueError: If an argument is out of its range, there are too few rows for every client

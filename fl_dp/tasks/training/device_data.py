@@ -51,7 +51,9 @@ class DeviceData:
         return self._resident is not None
 
     def records(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return features `(k, *input_shape)` and labels `(k,)` of some rows, copied on the device.
+        """Return features and labels of some rows, copied on the device.
+
+        Features are float32 `(k, *input_shape)` or int64 tokens, labels int64 `(k,)`.
 
         Args:
             rows: Row numbers, int64 `(k,)`.
