@@ -48,6 +48,8 @@ def charged_sum(
     noise supposes, and nothing else that depends on data. A failed node sends noise around zero.
     Only keys are sent before the charge is on disk; a sum that can't be opened stays charged.
 
+    All `nodes` are asked; `timeout` is in seconds.
+
     Raises:
         ValueError: If nodes can't share the noise of `choice`; nobody was asked.
         RehearsalFailed: If most owners don't allow it, or too few nodes have keys; nothing was

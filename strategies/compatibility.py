@@ -106,7 +106,7 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
 def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:
     """Return a warning where so much noise is drawn that float64 shows in the quoted epsilon.
 
-    Plans of secure sums reserve a part of their budget for it.
+    None where it does not, and under secure sums, whose plans reserve a part of their budget.
     """
     error = 2.0 * sampler_slack(plan.charged_rounds * layout.size)
     if plan.slack or error < LAST_DIGIT:

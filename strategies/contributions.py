@@ -91,7 +91,10 @@ class Evidence:
         self._log = -math.inf  # of the sum over the rounds in which it may have begun
 
     def observe(self, count: float, law: CohortLaw, *, noise_std: float) -> None:
-        """Take in the released count of one round, exact where `noise_std` is 0."""
+        """Take in the released count of one round.
+
+        `noise_std` is the standard deviation of its Gaussian noise; 0: it is exact.
+        """
         self._rounds += 1
         weight = 1.0 / (self._rounds * (self._rounds + 1.0))  # they sum to 1
         ratio = _log_likelihood(count, law, self._share, noise_std) - _log_likelihood(

@@ -325,7 +325,7 @@ class DPFedAvg(RoundStrategy):
         log_promise(self.plan, self.ledger, self.record_plan)
 
 
-_OF_BUDGET = hints_of(DPFedAvg.with_budget).keys()
+_OF_BUDGET = hints_of(DPFedAvg.with_budget).keys() - {"options", "return"}
 
 
 def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
@@ -371,5 +371,5 @@ def _require_known(kind: type[DPFedAvg], options: Mapping[str, Any]) -> None:
             f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to a plan, and "
             f"the plan to {kind.__name__}(plan=..., ledger=...)"
         )
-    names = (named.keys() | own) - {"return", "options", "plan"}
+    names = (named.keys() - {"return", "options", "plan"}) | (own - {"return", "plan"})
     require_known(options, names, of=f"{kind.__name__}.with_budget")

@@ -45,6 +45,9 @@ class NotPlain(TypeError):
 def pack(value: Any) -> dict[str, NDArray[Any]]:
     """Return a value as named arrays, copied, without change of dtype.
 
+    It holds None, numbers, texts, bytes, NumPy arrays and scalars up to 64 bits, Flower's records
+    and arrays, and lists, tuples and dictionaries of these.
+
     Raises:
         NotPlain: If there is anything else in it.
     """

@@ -30,7 +30,12 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class RoundStrategy(Strategy):
-    """A Flower strategy around another one, whose rounds a `RoundLoop` runs."""
+    """A Flower strategy around another one, whose rounds a `RoundLoop` runs.
+
+    Attributes:
+        optimizer: The server optimizer.
+        loop: Draws, asks, checks, sums and releases. No subclass of a strategy replaces it.
+    """
 
     loop: RoundLoop
     _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key

@@ -105,6 +105,8 @@ def losses_of_removal(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return the privacy losses of outputs with the unit against outputs without it.
 
+    The history is not empty.
+
     Returns:
         The losses, increasing; their probabilities with the unit; and that of an infinite loss.
 

@@ -1,9 +1,9 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
-A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
-multiplier is `scale / weight`. Calibration solves for the one number `scale`, so that all rounds
-together spend the target. Composition does not depend on order, so a shape that spends early costs
-exactly as much as its mirror that spends late.
+A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], its
+relative spend; the round's noise multiplier is `scale / weight`. Calibration solves for the one
+number `scale`, so that all rounds together spend the target. Composition does not depend on order,
+so a shape that spends early costs exactly as much as its mirror that spends late.
 
     >>> schedule = NoiseSchedule(name="step")
     >>> schedule.weights_of(4)

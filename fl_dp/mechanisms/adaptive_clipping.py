@@ -84,8 +84,8 @@ def default_bit_noise_std(denominator: float) -> float:
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
     """Return the updates' noise multiplier with which they and the bits cost `noise_multiplier`.
 
-    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is `2
-    sigma_b`.
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is
+    `2 sigma_b`, where `bit_noise_std` is the standard deviation of the noise on their sum.
 
     Raises:
         ValueError: If the bits alone cost as much: `bit_noise_std` must be above half of

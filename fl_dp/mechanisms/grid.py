@@ -203,7 +203,7 @@ class GridMechanism(Arguments, ABC):
         return released
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
-        """Clip one unit's vector and release it on its own, in its units and shape."""
+        """Clip one unit's vector and release it alone (local privacy), in its units and shape."""
         steps = self.encode(update)
         return self.release(steps, self.noise(steps.size, rng))
 

@@ -45,7 +45,10 @@ class Banded(Arguments):
 
     @classmethod
     def optimal(cls, *, rounds: int, bands: int, momentum: float = 0.0) -> Self:
-        """Return the coefficients with the least error of all models."""
+        """Return the coefficients with the least error of all models.
+
+        `bands` is at most the least distance between two rounds of one client.
+        """
         return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
 
     @property

@@ -58,6 +58,8 @@ class BundleSum:
     ) -> float:
         """Clip one unit, whose metrics are `measured`, and add it; see `ClippedSum.add`.
 
+        `weight` is a public factor in [0, 1] on the clipped update.
+
         Raises:
             RefusedUpdate: As `ClippedSum.add` does; nothing was added, to no sum.
         """

@@ -266,8 +266,8 @@ class ClippedSum(_Sum):
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
-            The L2 norm of the whole update before clipping, private; infinity if it was not finite
-            and added nothing.
+            The L2 norm of the whole update before clipping, private; infinity if it or its norm
+            was not finite, and it added nothing.
 
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
@@ -347,7 +347,7 @@ class ClippedSum(_Sum):
         return norm
 
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
-        """Add a node's own sum of at most `max_units` units.
+        """Add a node's own sum of at most `max_units` units, a public number: those that it hosts.
 
         Raises:
             RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an

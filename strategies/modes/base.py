@@ -106,7 +106,10 @@ class Mode(ABC):
         return
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return the message of one node of the cohort; by default it contains `instruction`."""
+        """Return the message of one node of the cohort; by default it contains `instruction`.
+
+        All nodes share `content`: an override returns another object instead of changing it.
+        """
         return self.with_instruction(content, self.instruction)
 
     def with_instruction(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:

@@ -46,7 +46,12 @@ from .secure_sum import SecureSumMode
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A round that is charged, before anybody is asked; see `CentralMode` for its fields."""
+    """A round that is charged, before anybody is asked; see `CentralMode` for other fields.
+
+    Attributes:
+        reservation: The round's charge, on disk in the ledger.
+        group_of: Returns the group of a unit, where there are groups.
+    """
 
     reservation: Reservation
     layout: VectorLayout
@@ -106,7 +111,7 @@ class Way(ABC):
         return None
 
     def rehearse(self, nodes: Sequence[int], ask: Ask, *, timeout: float) -> None:
-        """Prepare the nodes, after they have introduced themselves.
+        """Prepare the nodes, after they have introduced themselves; `timeout` is in seconds.
 
         Raises:
             SecureSumFailed: If they can't work together; nothing was charged.
@@ -188,7 +193,7 @@ class LocalWay(Way):
     def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction:
         """Return the noise that clients are to add. See `Way.rehearsal_instruction`."""
         plan = self._plan
-        # Where groups have their own noise, the least of any group: no node knows its group yet.
+        # The first group's noise, with the largest budget: no node knows its group yet.
         noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
         if noise.epsilon is not None:
             noise = replace(noise, epsilon=plan.budget.epsilon)

@@ -1,8 +1,8 @@
 """One secure sum over some nodes, whatever its content.
 
-phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds phase 1b
-with a cross-check only: members sign who replied phase 2   a message a member: the shares that
-remove the masks of the sum, and no others
+phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds
+phase 1b  with a cross-check only: members sign who replied
+phase 2   a message a member: the shares that remove the masks of the sum, and no others
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ class SecureSums:
         """Let new nodes make their keys, and distribute the directory.
 
         Two short messages per new node; none where every node has confirmed the directory.
+        `timeout` is in seconds, for each of the two answers.
         """
         asked_for = set(nodes)
         if new := sorted(asked_for - set(self._position_of)):
