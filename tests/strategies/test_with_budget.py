@@ -49,6 +49,18 @@ def test_a_subclass_s_own_arguments_are_passed_on(tmp_path: Path) -> None:
     assert made.tag == "clinic"
 
 
+def test_an_argument_of_a_subclass_may_be_named_as_ours_that_catches_the_rest(
+    tmp_path: Path,
+) -> None:
+    class WithOptions(DPFedAvg):
+        def __init__(self, *args: Any, options: str, **others: Any) -> None:
+            super().__init__(*args, **others)
+            self.chosen = options
+
+    made: Any = make(tmp_path, WithOptions, options="mine")
+    assert made.chosen == "mine"
+
+
 MISSPELT = {
     "samplig_rate": "did you mean 'sampling_rate'",
     "tagg": "did you mean 'tag'",
