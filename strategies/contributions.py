@@ -117,6 +117,7 @@ class ContributionCheck:
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
         self._counted = self._expected = self._variance = 0.0
+        self._rounds = 0
         self._log_ratio = 0.0  # of nobody against three quarters, over all rounds
         self._warned = self._suspected = False
         self._once = False  # whether half or more contributed in the rounds up to some round
@@ -131,6 +132,7 @@ class ContributionCheck:
                 `SUSPICION`.
         """
         law = CohortLaw.of(self._plan, asked)
+        self._rounds += 1
         for evidence in (self._nobody, self._half):
             evidence.observe(count, law, noise_std=noise_std)
         nobody = _log_likelihood(count, law, 0.0, noise_std)
@@ -168,14 +170,20 @@ class ContributionCheck:
         """Judge a training that is over. One without privacy keeps its model in any case.
 
         Raises:
-            NobodyContributes: If nobody did in any of its rounds: surely, where counts are exact.
+            NobodyContributes: If nobody was drawn, or contributed, in any of its rounds: surely,
+                where counts are exact.
                 Else with three quarters of the drawn units contributing, its probability is at most
                 `SUSPICION`.
         """
-        if self._plan is None:
+        if self._rounds and self._expected == 0.0:
+            raise NobodyContributes(
+                f"nobody was drawn in any of the {self._rounds} rounds, and the model is still the "
+                "first one: draw more clients in each round, or train for more rounds"
+            )
+        if self._plan is None or not self._rounds:
             return
         if self._variance == 0.0:
-            failed = self._counted == 0.0 < self._expected
+            failed = self._counted == 0.0
         else:
             failed = self._log_ratio >= -math.log(SUSPICION)
         if failed:

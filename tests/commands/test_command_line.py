@@ -692,10 +692,11 @@ def test_the_progress_shows_what_matters_at_any_width(
     with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
         on_round({**LINE, "round": 998})
         on_round(LINE)
-    shown = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line][-1]
-    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.13/8", " left"):
-        assert part in shown
-    assert len(shown.rstrip()) <= width
+    lines = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line]
+    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.13/8"):
+        assert part in lines[-1]
+    assert len(lines[-1].rstrip()) <= width
+    assert " left" not in lines[-1]  # the run has ended
 
 
 def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago() -> None:
@@ -752,7 +753,7 @@ def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
     [cell, *_] = table.columns[2].cells
     assert str(cell) == "0.432"
     undefined = {"round": 1, "test_r2": None, "epsilon": 1.0}
-    said = describe_round(undefined, rounds=2, budget=4.0, seconds_left=None)
+    said = describe_round(undefined, rounds=2, budget=4.0, time_left="time left unknown")
     assert said == "round 1/2, R2 -, epsilon 1/4, time left unknown"
 
 

@@ -407,6 +407,15 @@ def test_exact_counts_tell_surely() -> None:
     ContributionCheck(plan).conclude()  # no round, no failure
 
 
+@pytest.mark.parametrize("plan", [None, plan_of(2, rounds=2, contribution_check=True)])
+def test_a_training_in_which_nobody_was_drawn_failed(plan: Plan | None) -> None:
+    check = ContributionCheck(plan)
+    for _ in range(2):
+        check.observe(0.0, noise_std=0.0, asked=0)
+    with pytest.raises(NobodyContributes, match="nobody was drawn in any of the 2 rounds"):
+        check.conclude()
+
+
 def test_how_often_a_training_is_called_failed_in_which_three_quarters_contributed() -> None:
     rng = np.random.default_rng(5)
     failed = 0

@@ -50,6 +50,15 @@ class TimeLeft:
         since, first = self._ends[0]
         return (now - since) / max(done - first, 1) * (rounds - done)
 
+    def in_words(self, done: int, rounds: int, now: float) -> str:
+        """Return the time left as words, as `after`; empty after the last round."""
+        seconds = self.after(done, rounds, now)
+        if done >= rounds:
+            return ""
+        if seconds is None:
+            return "time left unknown"
+        return f"{_time(seconds)} left"
+
 
 class CellsLeft:
     """Estimate of a sweep's remaining time, from the trainings that ended.
@@ -107,8 +116,8 @@ def progress_line(
 
     def describe(line: dict[str, Any]) -> str:
         last.update(_present(line))
-        seconds_left = time_left.after(line["round"], rounds, time.monotonic())
-        return describe_round(last, rounds=rounds, budget=budget, seconds_left=seconds_left)
+        left = time_left.in_words(line["round"], rounds, time.monotonic())
+        return describe_round(last, rounds=rounds, budget=budget, time_left=left)
 
     if not shows_live(console):
         step = max(1, round(rounds * _QUIET_SHARE))
@@ -139,6 +148,9 @@ def progress_line(
                 progress.update(bar, completed=line["round"], description=text)
 
         yield update
+        if last:
+            # The line stays, and a run may end before its last round.
+            progress.update(bar, description=describe_round(last, rounds=rounds, budget=budget))
 
 
 class ProgressLines:
@@ -182,8 +194,8 @@ class ProgressLines:
 
             def update(line: dict[str, Any]) -> None:
                 last.update(_present(line))
-                left = time_left.after(line["round"], rounds, time.monotonic())
-                text = describe_round(last, rounds=rounds, budget=budget, seconds_left=left)
+                left = time_left.in_words(line["round"], rounds, time.monotonic())
+                text = describe_round(last, rounds=rounds, budget=budget, time_left=left)
                 number = line["round"]
                 if number > done or not done:
                     # Rich refreshes ten times a second; the last round must be shown.
@@ -199,7 +211,7 @@ class ProgressLines:
             finally:
                 live.remove_task(row)
         if last:
-            text = describe_round(last, rounds=rounds, budget=budget, seconds_left=None)
+            text = describe_round(last, rounds=rounds, budget=budget)
             self._console.print(f"{title}: {text}", soft_wrap=True, markup=False)
 
 
@@ -222,16 +234,14 @@ class _Whole(ProgressColumn):
         return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
-def describe_round(
-    line: dict[str, Any], *, rounds: int, budget: float, seconds_left: float | None
-) -> str:
+def describe_round(line: dict[str, Any], *, rounds: int, budget: float, time_left: str = "") -> str:
     """Return what matters of a round in at most 76 characters.
 
     Args:
         line: A line of `metrics.jsonl`.
         rounds: Number of planned rounds.
         budget: The epsilon that they may spend; infinite without a budget.
-        seconds_left: Seconds until all are done; None while unknown.
+        time_left: Words for the time until all are done; empty once the run has ended.
     """
     score = Score.in_line(line)
     parts = [f"round {line['round']}/{rounds}", f"{score.title} {score}"]
@@ -242,11 +252,8 @@ def describe_round(
         parts.append(f"epsilon {epsilon}")
     else:
         parts.append(NO_PRIVACY)
-    if line["round"] < rounds:
-        left = "time left unknown"
-        if seconds_left is not None:
-            left = f"{_time(seconds_left)} left"
-        parts.append(left)
+    if time_left:
+        parts.append(time_left)
     return ", ".join(parts)
 
 

@@ -129,7 +129,7 @@ def test_trainings_side_by_side_have_a_live_line_each_on_a_terminal() -> None:
 
 def test_an_epsilon_that_protects_nothing_is_no_number() -> None:
     line = {"round": 9, "test_accuracy": 0.9, "epsilon": 1e9}
-    said = describe_round(line, rounds=9, budget=math.inf, seconds_left=None)
+    said = describe_round(line, rounds=9, budget=math.inf)
     assert said == "round 9/9, accuracy 0.900, no privacy"
     assert epsilon_text(1e9) == "no privacy"
     assert epsilon_text(7.9492) == "7.9492"
