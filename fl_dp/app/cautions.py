@@ -20,6 +20,7 @@ def cautions(settings: Settings) -> list[str]:
     lines = [
         *_of_public_records(settings),
         *_of_held_out_rows(settings),
+        *_of_counted_records(settings),
         *_of_unused_clients(settings),
         *_of_empty_rounds(settings),
     ]
@@ -134,3 +135,13 @@ def _of_held_out_rows(settings: Settings) -> list[str]:
             "write task.mean and task.std if some are large numbers"
         )
     return lines
+
+
+def _of_counted_records(settings: Settings) -> list[str]:
+    """Return a line if the number of records is counted exactly, which no promise covers."""
+    if not settings.counts_own_records:
+        return []
+    return [
+        "privacy.num_records=null counts the records of your own data, and the statement shows "
+        "their exact number; write privacy.num_records=..., about as many, which is public"
+    ]

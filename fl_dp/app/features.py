@@ -118,6 +118,8 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
         f"rows of the own data, held out by {key}, by which the model was measured after each round"
         for key in settings.task.held_out_by
     )
+    if settings.counts_own_records:
+        inputs.append("the exact number of training records, counted by privacy.num_records=null")
     return tuple(inputs) or None
 
 

@@ -77,6 +77,18 @@ def test_rows_that_are_not_public_are_not_looked_at(tmp_path: Path, rows: str) -
     assert not any("task.mean" in line for line in cautions(scaled))
 
 
+def test_a_counted_number_of_own_records_is_outside_the_promise(tmp_path: Path) -> None:
+    written(tmp_path, {"age": (50.0, 20.0)})
+    counted = settings_of(tmp_path, "privacy=distributed_records")
+    assert any("exact number" in line for line in cautions(counted))
+    assert what_was_public(counted) == (
+        "the exact number of training records, counted by privacy.num_records=null",
+    )
+    declared = settings_of(tmp_path, "privacy=distributed_records", "privacy.num_records=100")
+    assert not any("exact number" in line for line in cautions(declared))
+    assert what_was_public(declared) is None
+
+
 def test_small_numbers_and_what_is_shipped_are_left_alone(tmp_path: Path) -> None:
     written(tmp_path, {"a": (0.0, 1.0), "b": (5.0, 5.0)})
     assert cautions_of_data(settings_of(tmp_path)) == []

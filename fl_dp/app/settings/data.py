@@ -115,12 +115,17 @@ class TaskSettings:
             "task.validation=true": self.validation,
             f"task.test_fraction={self.test_fraction}": self.test_fraction is not None,
         }
-        return [key for key, is_asked in keys.items() if is_asked and self.name in OWN_DATA]
+        return [key for key, is_asked in keys.items() if is_asked and self.is_own]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the data are the user's own, and not a public set."""
+        return self.name in OWN_DATA
 
     def _check_own_data(self) -> None:
         for key in OWN_DATA_KEYS:
             default = self.__dataclass_fields__[key].default
-            if self.name not in OWN_DATA and getattr(self, key) != default:
+            if not self.is_own and getattr(self, key) != default:
                 raise OptionError(
                     f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
                     f"leave it out of task={self.name}"

@@ -143,6 +143,11 @@ class Settings:
         return self.dp_sgd
 
     @property
+    def counts_own_records(self) -> bool:
+        """Whether records of the user's own data are counted, as no number is declared."""
+        return self.sums_records and self.privacy.num_records is None and self.task.is_own
+
+    @property
     def sums_records(self) -> bool:
         """Whether the units of secure sums are records: each sum is a step of DP-SGD."""
         return self.privacy.noised_by == "nodes" and self.privacy.unit == "record"
