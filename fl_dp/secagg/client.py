@@ -28,9 +28,9 @@ class MaskedMessage:
     """All that a client sends for a sum.
 
     Attributes:
-        masked: Packed values, masked; `packed_bytes(bits, size)` bytes.
-        bundles: For each member in order, a nonce and the shares of the seeds. Each share is
-            encrypted by itself, so that the server hands on only those that a view needs.
+        masked: Packed, masked values; `packed_bytes(bits, size)` bytes.
+        bundles: For each member in order, a nonce and the seeds' shares. Shares are encrypted one
+            by one: the server hands on only those that a view needs.
         commitments: Commitments to the self seed and each pair seed, 16 bytes each.
     """
 
@@ -44,7 +44,7 @@ class MaskedMessage:
         return digest("masked", hashlib.sha256(self.masked).digest())
 
     def fits(self, terms: SumTerms, client: int) -> bool:
-        """Tell whether it has the form that a client's message must have."""
+        """Tell whether it has the form of a client's message."""
         seeds = 1 + len(terms.neighbours[client])
         bundle_bytes = NONCE_BYTES + PIECE_BYTES * seeds
         return (
@@ -55,30 +55,30 @@ class MaskedMessage:
 
 
 def commitment(seed: bytes, terms: SumTerms, client: int) -> bytes:
-    """Return a client's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
+    """A client's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
 
-    It depends on sum and client, so that a guess can't be compared with all clients' at once.
+    It depends on sum and client: a guess can't be compared with all clients' at once.
     """
     return prf(seed, "commit", terms.hash, client)[:COMMITMENT_BYTES]
 
 
 def piece_nonce(nonce: bytes, index: int) -> bytes:
-    """Return the cipher's nonce, 12 bytes, for the share of a seed by its index."""
+    """The cipher's nonce, 12 bytes, for the share of the seed with this index."""
     return nonce + index.to_bytes(4, "big")
 
 
 def pair_seed(root: bytes, terms_hash: bytes, client: int, other: int) -> bytes:
-    """Return the seed, 16 bytes, of the mask that two clients share in one sum."""
+    """The seed, 16 bytes, of two clients' common mask in one sum."""
     return prf(root, "pair", terms_hash, *sorted((client, other)))[:SEED_BYTES]
 
 
 def sign_of(client: int, other: int) -> int:
-    """Return the sign with which a client adds the mask that it shares with another."""
+    """The sign with which a client adds the mask that it shares with another."""
     return 1 if client < other else -1
 
 
 def bundle_cipher(root: bytes, terms: SumTerms, client: int, member: int) -> AESGCM:
-    """Return the cipher between a client and a member, for one sum and direction."""
+    """The cipher between a client and a member, for one sum and direction."""
     return AESGCM(prf(root, "bundle", terms.hash, client, member))
 
 
@@ -87,8 +87,7 @@ class Participation:
     """A client's part in one sum, from its mark on disk to its message. Usable once.
 
     Attributes:
-        terms: The sum's terms.
-        client: The client's index in the directory.
+        client: Its index in the directory.
     """
 
     terms: SumTerms
@@ -100,12 +99,12 @@ class Participation:
         """Mask the values, and share the seeds.
 
         Args:
-            values: Values to add, with their noise, in grid steps, int64 of shape `(terms.size,)`,
+            values: Values to add, noise included, in grid steps, int64 of shape `(terms.size,)`,
                 taken modulo 2^bits.
 
         Raises:
-            RuntimeError: It was called before: two messages under one mask reveal a difference.
-            ValueError: The shape or dtype is another.
+            RuntimeError: On a second call: two messages under one mask reveal a difference.
+            ValueError: Wrong shape or dtype.
         """
         if values.shape != (self.terms.size,) or values.dtype != np.int64:
             raise ValueError(

@@ -44,7 +44,7 @@ class Entry:
         identity: Public Ed25519 key, 32 bytes.
         run_key: Public X25519 key, 32 bytes.
         signature: The identity's signature over run, epoch, name and both keys, 64 bytes.
-        epoch: Epoch of the first directory that has this entry.
+        epoch: Epoch of the first directory with this entry.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Entry:
 
     @classmethod
     def make(cls, run: int, epoch: int, name: str, identity: Identity, key: RunKey) -> Self:
-        """Return a node's own entry, signed."""
+        """A node's own entry, signed."""
         text = _signed_text(run, epoch, name, identity.public, key.public)
         return cls(
             name=name,
@@ -90,7 +90,7 @@ class Entry:
         """Check that it is signed for this run, and that its run key hides something.
 
         Raises:
-            ValueError: One of the two does not hold.
+            ValueError: One of the two fails.
         """
         if not self.is_signed(run):
             raise ValueError(f"the entry of '{self.name}' is not signed for this run")
@@ -100,7 +100,7 @@ class Entry:
             raise ValueError(f"the run key of '{self.name}' is no key") from error
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return it with bytes in hex, as JSON and a ConfigRecord take it."""
+        """Its fields, bytes in hex, as JSON and a ConfigRecord take them."""
         return {
             "name": self.name,
             "identity": self.identity.hex(),
@@ -159,7 +159,7 @@ class Directory:
 
     @classmethod
     def first(cls, run: int, entries: Iterable[Entry], *, roster_hash: str = "") -> Self:
-        """Return the directory of epoch 0, its entries put in order.
+        """The directory of epoch 0, its entries put in order.
 
         Raises:
             ValueError: As `check`.
@@ -169,10 +169,9 @@ class Directory:
         return directory
 
     def extended(self, entries: Iterable[Entry]) -> Directory:
-        """Return the directory of the next epoch.
+        """The directory of the next epoch.
 
-        Args:
-            entries: Entries of the next epoch: nodes that are new or lost their keys.
+        `entries` are that epoch's: nodes that are new or lost their keys.
 
         Raises:
             ValueError: As `check`.
@@ -188,7 +187,7 @@ class Directory:
 
     @cached_property
     def hash(self) -> bytes:
-        """Digest of the directory, 32 bytes: equal at all nodes that hold the same one."""
+        """Digest, 32 bytes: equal at all nodes that hold the same directory."""
         parts: list[bytes | int] = [self.run, self.epoch, self.roster_hash.encode()]
         for entry in self.entries:
             parts += [entry.name.encode(), entry.identity, entry.run_key]
@@ -197,7 +196,7 @@ class Directory:
 
     @cached_property
     def index_of(self) -> dict[bytes, int]:
-        """The index of each identity: that of its last entry, as older keys are lost."""
+        """Each identity's index: that of its last entry, as older keys are lost."""
         return {entry.identity: index for index, entry in enumerate(self.entries)}
 
     @cached_property
@@ -243,7 +242,7 @@ class Directory:
         return sorted(self.current, key=rank)
 
     def strangers(self, roster: Roster) -> list[str]:
-        """Return an error for each part that is not of an owner's roster."""
+        """An error for each part that is not of an owner's roster."""
         errors = []
         if self.roster_hash != roster.hash:
             errors.append("the directory is not of this roster")
@@ -288,11 +287,7 @@ class Directory:
 
     @classmethod
     def from_json(cls, text: str, *, most: int = MOST_ENTRIES) -> Self:
-        """Read what `to_json` wrote. Call `check` before its use.
-
-        Args:
-            text: JSON text from a peer.
-            most: The largest number of entries.
+        """Read what `to_json` wrote, with at most `most` entries. Call `check` before its use.
 
         Raises:
             ValueError: The text is anything else.

@@ -36,7 +36,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a fresh identity."""
+        """A fresh identity."""
         return cls(ed25519.Ed25519PrivateKey.generate())
 
     @classmethod
@@ -59,7 +59,7 @@ class Identity:
         """Read a node's identity, or make one that only the owner can read (mode 0600).
 
         Args:
-            file: A path in a folder that exists. Keep a copy: another identity needs a new roster.
+            file: Path in an existing folder. Keep a copy: another identity needs a new roster.
 
         Raises:
             ValueError: Others can read the file, or it holds no identity.
@@ -89,20 +89,20 @@ class Identity:
         return self._key.public_key().public_bytes_raw()
 
     def to_pem(self) -> bytes:
-        """Return the secret key as PKCS #8 PEM, not encrypted."""
+        """The secret key as PKCS #8 PEM, not encrypted."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text, 64 bytes."""
+        """The signature of a text, 64 bytes."""
         return self._key.sign(text)
 
     def sealed(self, label: str, *parts: bytes | int) -> bytes:
-        """Return a code of some parts, 32 bytes, that only the secret half can make."""
+        """A code of some parts, 32 bytes, that only the secret half can make."""
         return prf(self._key.private_bytes_raw(), f"sealed {label}", *parts)
 
 
 class RunKey:
-    """A node's key for one run, X25519. It is deleted with the run, so that old sums stay closed.
+    """A node's key for one run, X25519. It is deleted with the run: old sums stay closed.
 
     Attributes:
         public: The public half, 32 bytes.
@@ -115,7 +115,7 @@ class RunKey:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a fresh key."""
+        """A fresh key."""
         return cls(x25519.X25519PrivateKey.generate())
 
     @classmethod
@@ -132,13 +132,14 @@ class RunKey:
         """Return the secret that two nodes share, 32 bytes: HKDF-SHA256 of the X25519 secret.
 
         Args:
-            other: The other node's public run key. One's own gives a secret that nobody else knows.
+            other: The other node's public run key. One's own gives a secret that nobody else
+                knows.
             *indices: Both nodes' indices, in any order.
             shared_context: Digest of what both were told besides. Another digest gives another
                 secret.
 
         Raises:
-            ValueError: The other key is of low order, so that the secret would be public.
+            ValueError: The other key is of low order: the secret would be public.
         """
         shared = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(other))
         info = frame("root", *sorted(indices))
@@ -147,7 +148,7 @@ class RunKey:
 
 
 def is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
-    """Tell whether a signature of a text was made by an identity."""
+    """Tell whether an identity signed a text."""
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, text)
     except (InvalidSignature, ValueError):  # ValueError: no key at all

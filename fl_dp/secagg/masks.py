@@ -1,7 +1,7 @@
 """Masks in Z_2^b: a seed's stream, added to words that wrap, of which the low b bits travel.
 
-Words have w = 8, 16 or 32 bits, at least b. The low b bits of a uniform word are uniform, and sums
-modulo 2^b need no others. So there is no bias, and no rejection.
+Words have w = 8, 16 or 32 bits, at least b. A uniform word's low b bits are uniform, and sums
+modulo 2^b need no others: no bias, no rejection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Words = NDArray[np.unsignedinteger[Any]]
 
 
 def word_dtype(bits: int) -> np.dtype[Any]:
-    """Return the dtype in which sums modulo 2^bits are computed, bits 1 to 32."""
+    """The dtype in which sums modulo 2^bits are computed, bits 1 to 32."""
     if not 1 <= bits <= MOST_BITS:
         raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {bits}")
     if bits <= 8:
@@ -43,7 +43,7 @@ def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
 
     Args:
         total: Words, shape `(size,)`, contiguous; they wrap.
-        seed: The seed, 16 bytes.
+        seed: 16 bytes.
         sign: 1 or -1.
         skip: Words of the mask to skip, a whole number of AES blocks.
     """
@@ -65,7 +65,7 @@ def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
     """Add many masks in place; several threads share a long total by stretches of words.
 
     Args:
-        total: Words, as in `add_mask`.
+        total: As in `add_mask`.
         masks: Pairs of seed and sign.
     """
     step = len(_ZEROS) // total.itemsize
@@ -91,16 +91,16 @@ def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
 
 
 def packed_bytes(bits: int, size: int) -> int:
-    """Return the length in bytes of `size` packed words."""
+    """Length in bytes of `size` packed words."""
     return sum(-(-size * width // 8) for width in _planes(bits))
 
 
 def pack(values: Words, bits: int) -> bytes:
     """Return the low bits of each word, without gaps.
 
-    The bits of a word are cut into planes whose widths are powers of two, low bits first: 20 bits
-    are 16 and 4. A plane of 8, 16 or 32 bits is a little-endian array. A narrower one has its first
-    value in the low bits of a byte, and is padded with zeros.
+    A word is cut into planes whose widths are powers of two, low bits first: 20 bits are 16 and 4.
+    A plane of 8, 16 or 32 bits is a little-endian array. A narrower one has its first value in a
+    byte's low bits, and is padded with zeros.
     """
     planes, shift = [], 0
     for width in _planes(bits):
@@ -118,7 +118,7 @@ def pack(values: Words, bits: int) -> bytes:
 
 
 def unpack(blob: bytes, bits: int, size: int) -> Words:
-    """Return the words that `pack` wrote, shape `(size,)`.
+    """The words that `pack` wrote, shape `(size,)`.
 
     Raises:
         ValueError: The length is not `packed_bytes(bits, size)`.

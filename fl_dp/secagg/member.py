@@ -17,8 +17,8 @@ class Opened:
     """A member's answer.
 
     Attributes:
-        shares: By replier: shares of its self seed, then of its pair seeds with neighbours who did
-            not reply, in ascending order, 16 bytes each.
+        shares: By replier: its self seed's share, then those of its pair seeds with lost
+            neighbours, in ascending order, 16 bytes each.
         unreadable: Repliers whose bundle does not decrypt. `shares` lacks them.
     """
 
@@ -27,24 +27,24 @@ class Opened:
 
 
 def view_text(terms: SumTerms, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
-    """Return a view as members sign it: the terms, the repliers and labels of their messages."""
+    """The text of a view, as members sign it: terms, repliers and their messages' labels."""
     messages = digest("labels", *(labels[client] for client in online))
     return frame("view", terms.hash, messages, *online)
 
 
 def lost_neighbours(terms: SumTerms, client: int, online: frozenset[int]) -> list[tuple[int, int]]:
-    """Return the neighbours of a replier who did not reply, each with its seed's index."""
+    """A replier's neighbours who did not reply, each with its seed's index."""
     neighbours = enumerate(terms.neighbours[client], 1)  # the self seed is the first of all
     return [(index, other) for index, other in neighbours if other not in online]
 
 
 def opened_seeds(terms: SumTerms, client: int, online: frozenset[int]) -> list[int]:
-    """Return the indices of a replier's seeds that a view opens: its own, and with who are gone."""
+    """Indices of a replier's seeds that a view opens: its own, and those with lost neighbours."""
     return [0, *(index for index, _ in lost_neighbours(terms, client, online))]
 
 
 def needed_of(bundle: bytes, indices: Iterable[int]) -> bytes:
-    """Return the nonce of a bundle and its shares of some seeds, whose indices ascend."""
+    """A bundle's nonce and its shares of some seeds, whose indices ascend."""
     pieces = (bundle[start : start + PIECE_BYTES] for start in _starts(indices))
     return bundle[:NONCE_BYTES] + b"".join(pieces)
 
@@ -63,15 +63,15 @@ def open_bundles(
 ) -> tuple[dict[int, bytes], tuple[int, ...]]:
     """Return a member's shares of the seeds that the repliers' sum needs, and unreadable bundles.
 
-    For each replier these are the self seed and the pair seeds with lost neighbours: never both
-    masks of one client under one view. The caller has checked all that has to be checked.
+    For each replier: the self seed and the pair seeds with lost neighbours, never both masks of
+    one client under one view. The caller has done all checks.
 
     Args:
         terms: The sum's terms.
         member: The member's index.
-        online: Indices of the repliers.
-        labels: Labels of their messages, to which bundles are bound.
-        bundles: The parts of the bundles that this member needs (`needed_of`), by client.
+        online: The repliers' indices.
+        labels: Their messages' labels, to which bundles are bound.
+        bundles: What the member needs of the bundles (`needed_of`), by client.
         root: Returns the secret that the member shares with a node.
     """
     alive, shares, unreadable = frozenset(online), {}, []

@@ -59,13 +59,13 @@ class SecureNode:
             identity: The node's signing key.
             store: Holds run keys, directories and marks.
             name: The name by which others know the node.
-            roster: Nodes that the owner knows. None: a name stays with the identity first seen with
-                it.
+            roster: Nodes that the owner knows. None: a name stays with the identity first seen
+                with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
             colluding: Nodes that the owner thinks may collude. The terms' count applies if it is
-                larger. None: as many as is usual for the roster.
-            shared_context: Digest of what all nodes were told besides messages. Masks of nodes with
-                different digests don't cancel.
+                larger. None: as usual for the roster.
+            shared_context: Digest of what all nodes were told besides messages. Masks of nodes
+                with different digests don't cancel.
 
         Raises:
             ValueError: A number is out of range.
@@ -83,11 +83,7 @@ class SecureNode:
     # Set-up, once a run.
 
     def entry(self, run: int, *, epoch: int = 0) -> Entry:
-        """Return the node's entry for a run's directory. Its run key is stored first.
-
-        Args:
-            run: Flower's run id.
-            epoch: Epoch of the directory for which the entry is made.
+        """The node's entry for a run's directory of that epoch. Its run key is stored first.
 
         Raises:
             Refused: `directory`, if there can be no such run; then nothing is stored.
@@ -119,8 +115,8 @@ class SecureNode:
         """Check a run's directory, store it, and return its hash.
 
         Raises:
-            Refused: `directory`, if it is not signed, holds an unknown node, a key twice or another
-                key for this node, or does not continue the one before.
+            Refused: `directory`, if it is not signed, holds an unknown node, a key twice or
+                another key for this node, or does not continue the one before.
         """
         self._check_strangers(directory)  # before any signature is verified
         try:
@@ -161,7 +157,7 @@ class SecureNode:
         return identities
 
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks. What was sent in it can't be opened any more."""
+        """Delete a run's key, directory and marks. What was sent in it can't be opened anymore."""
         self.store.forget(run)
         self._roots.clear()
 
@@ -176,7 +172,7 @@ class SecureNode:
         Args:
             text: The terms, as received.
             content: Digest in hex of everything else that was received.
-            purpose: Type of the message.
+            purpose: The message's type.
 
         Raises:
             Refused: `terms`, `directory`, `policy` or `stale`.
@@ -196,9 +192,9 @@ class SecureNode:
         return Participation(terms, client, agreed.root)
 
     def largest(self, terms: SumTerms) -> tuple[int, int]:
-        """Return the most coordinates and the largest cohort of any sum so far, this included.
+        """The most coordinates and the largest cohort of any sum so far, this included.
 
-        These two numbers bound the floating-point error of the accounting over all sums.
+        The two bound the accounting's floating-point error over all sums.
         """
         stored = self.store.get(None, _LARGEST)
         size, cohort = (0, 0) if stored is None else json.loads(stored)
@@ -214,8 +210,8 @@ class SecureNode:
 
         Args:
             text: The terms, as received.
-            online: Indices of the repliers, ascending.
-            labels: The label of each replier's message, 32 bytes, by client.
+            online: The repliers' indices, ascending.
+            labels: Their messages' labels, 32 bytes each, by client.
 
         Raises:
             Refused: `terms`, `directory`, `policy`, `stale`, `view` or `thin`.
@@ -246,7 +242,7 @@ class SecureNode:
             text: As in `view`.
             online: As in `view`.
             labels: As in `view`.
-            bundles: The shares that each replier sent for this member, by client.
+            bundles: The shares that each replier sent for this member.
             quorum: With the cross-check: signatures of this view, by member.
 
         Raises:
@@ -269,7 +265,7 @@ class SecureNode:
     def _check_view(
         self, agreed: _Agreed, online: Sequence[int], labels: Mapping[int, bytes]
     ) -> bytes:
-        """Return the view as members sign it, unless it breaks a rule or another one was signed."""
+        """The view as members sign it, unless it breaks a rule or another one was signed."""
         terms = agreed.terms
         if agreed.own_index not in terms.committee:
             raise Refused("terms", "this node is not in the committee")
@@ -310,7 +306,7 @@ class SecureNode:
         return _Agreed(self, terms, directory, self._run_key(terms.run), own_index)
 
     def assumed_colluding(self, terms: SumTerms) -> int:
-        """Return how many nodes may collude: the larger of the terms' and the owner's number."""
+        """How many nodes may collude: the larger of the terms' and the owner's number."""
         if self.colluding is not None:
             return max(self.colluding, terms.colluding)
         # The whole roster counts: a server that lies would put its accomplices into a cohort so
@@ -319,7 +315,7 @@ class SecureNode:
         return max(usual_colluding(max(listed, len(terms.cohort))), terms.colluding)
 
     def _noise(self, terms: SumTerms) -> SharedNoise:
-        """Return the rules with the assumed number of colluding nodes, if they hold."""
+        """The rules with the assumed number of colluding nodes, if they hold."""
         assumed = self.assumed_colluding(terms)
         try:
             noise = terms.noise_of(assumed)
@@ -335,7 +331,7 @@ class SecureNode:
         return noise
 
     def _promise(self, run: int) -> tuple[int, int]:
-        """Return the most honest clients that a run has promised, and the most colluding nodes."""
+        """The most honest clients that a run has promised, and the most colluding nodes."""
         stored = self.store.get(run, _PROMISED)
         promised, colluding = (0, 0) if stored is None else json.loads(stored)
         return promised, colluding
@@ -377,7 +373,7 @@ class SecureNode:
         return RunKey.from_secret(secret)
 
     def _directory(self, run: int) -> Directory:
-        """Return a run's directory, checked against the roster that is in force now."""
+        """A run's directory, checked against the roster in force now."""
         stored = self.store.get(run, _DIRECTORY)
         if stored is None:
             raise Refused("directory", "this node has no directory of that run")
@@ -387,7 +383,7 @@ class SecureNode:
         return directory
 
     def _root_of(self, other_key: bytes, key: RunKey, own_index: int, other: int) -> bytes:
-        """Return the secret that this node shares with another; it takes 61 us the first time."""
+        """The secret that this node shares with another; 61 us the first time."""
         pair = key.public, other_key, own_index, other
         if pair not in self._roots:
             self._roots[pair] = key.root(
@@ -417,7 +413,7 @@ class _Agreed(NamedTuple):
     own_index: int
 
     def root(self, other: int) -> bytes:
-        """Return the secret that the node shares with another, by its index."""
+        """The secret that the node shares with another, by its index."""
         other_key = self.directory.entries[other].run_key
         return self.node._root_of(other_key, self.key, self.own_index, other)
 

@@ -43,8 +43,8 @@ class Question(NamedTuple):
 
     Attributes:
         online: The repliers, ascending.
-        labels: The label of each replier's message, by client.
-        bundles: The part of each replier's bundle that this member opens (`needed_of`), by client.
+        labels: Their messages' labels, by client.
+        bundles: What this member opens of each replier's bundle (`needed_of`), by client.
     """
 
     online: tuple[int, ...]
@@ -56,8 +56,8 @@ class Blame(NamedTuple):
     """Nodes that a sum has shown to lie, if at most max(1, colluding) nodes lie.
 
     Attributes:
-        clients: Clients whose commitments or shares are wrong, whatever members say.
-        members: Members who answered wrongly, whatever clients sent them.
+        clients: Those with wrong commitments or shares, whatever members say.
+        members: Those who answered wrongly, whatever clients sent them.
         undecided: Clients whose seeds did not open, perhaps because members are gone or lie.
     """
 
@@ -67,7 +67,7 @@ class Blame(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The parts of a message that the server stores once its values were added."""
+    """The parts of a message that the server stores after adding its values."""
 
     label: bytes
     bundles: list[bytes]
@@ -78,12 +78,11 @@ class OpenSum:
     """One sum at the server.
 
     Attributes:
-        terms: The sum's terms.
         view_signatures: Signatures of the view, by member.
     """
 
     def __init__(self, terms: SumTerms, directory: Directory | None = None) -> None:
-        """Start without any reply."""
+        """Start without replies."""
         self.terms, self.directory = terms, directory
         self.view_signatures: dict[int, bytes] = {}
         self._misanswered: set[int] = set()  # members whose answers no client can have spoilt
@@ -113,7 +112,7 @@ class OpenSum:
 
     @property
     def labels(self) -> dict[int, bytes]:
-        """Labels of the messages so far, by client."""
+        """The messages' labels so far, by client."""
         return {client: self._heads[client].label for client in self.online}
 
     def fold(self, client: int, message: MaskedMessage) -> None:
@@ -136,8 +135,7 @@ class OpenSum:
         """Check, before a member is asked, that members may open the sum of these repliers.
 
         Raises:
-            SecureSumFailed: Too few clients replied, or lies could cut one off in the ring (rule
-                R3).
+            SecureSumFailed: Too few replied, or lies could cut a client off in the ring (rule R3).
         """
         if len(self._heads) < self.terms.least:
             raise SecureSumFailed(
@@ -162,7 +160,7 @@ class OpenSum:
         """Return what to ask a member. It ends the folding of messages.
 
         Raises:
-            ValueError: The member is not in the committee.
+            ValueError: It is not in the committee.
         """
         self._asked = True
         position = self.terms.committee.index(member)
@@ -224,7 +222,7 @@ class OpenSum:
         }
 
     def _seeds_to_open(self, client: int) -> list[tuple[int, int | None]]:
-        """Return index and neighbour of the seeds to open; the self seed has no neighbour."""
+        """Index and neighbour of the seeds to open; the self seed has no neighbour."""
         if not self._needed:  # fixed from the first question on
             alive = frozenset(self._heads)
             for replier in alive:
@@ -244,7 +242,7 @@ class OpenSum:
         return False
 
     def _matching(self, client: int, xs: tuple[int, ...]) -> tuple[bytes, ...] | None:
-        """Return the seeds that some shares give, if they are what the replier committed to."""
+        """The seeds that some shares give, if they are what the replier committed to."""
         seeds = _seeds(self._points[client], xs)
         commitments = self._heads[client].commitments
         for seed, (index, _) in zip(seeds, self._seeds_to_open(client), strict=True):
@@ -254,7 +252,7 @@ class OpenSum:
         return seeds
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
-        """Yield subsets of `threshold` points; those that fitted last come first."""
+        """Subsets of `threshold` points; those that fitted last come first."""
         threshold = self.terms.threshold
         if len(points) < threshold:
             return
@@ -272,9 +270,9 @@ class OpenSum:
     def blame(self) -> Blame:
         """Return the nodes that lied, as far as counting shows, once no more answers come.
 
-        A wrong share may be the lie of its client or of its member. At most max(1, colluding) nodes
-        lie. So a member is blamed for wrong shares of more clients than may lie, and a client
-        likewise. An honest client's shares open unless too many members are gone or lie.
+        A wrong share may be its client's lie or its member's. At most max(1, colluding) nodes lie.
+        So a member is blamed for wrong shares of more clients than may lie, and a client likewise.
+        An honest client's shares open unless too many members are gone or lie.
         """
         if len(self._answered) < self.terms.threshold:
             return Blame(frozenset(), frozenset(), frozenset())
@@ -294,12 +292,12 @@ class OpenSum:
         return client in self._seeds or self._open_seeds(client, without=without)
 
     def _shares_of(self, client: int, without: Set[int]) -> dict[int, bytes]:
-        """Return a replier's shares by x, except those from the members `without`."""
+        """A replier's shares by x, except those from the members `without`."""
         points = self._points.get(client, {}).items()
         return {x: share for x, share in points if self.terms.committee[x - 1] not in without}
 
     def _wrong_about(self, client: int) -> set[int]:
-        """Return the members who can't read a replier's bundle, or whose share is wrong."""
+        """The members who can't read a replier's bundle, or whose share is wrong."""
         members = set(self._unreadable.get(client, set()))
         if client in self._fitted:
             outliers = _outliers(self._points[client], self._fitted[client])
@@ -309,10 +307,7 @@ class OpenSum:
     def _must_lie(self, client: int, members: Set[int], most: int) -> bool:
         """Tell whether a replier lies whose shares don't open: an honest one's would.
 
-        Args:
-            client: The replier.
-            members: Members who lie for certain.
-            most: The largest number of nodes that may lie.
+        `members` lie for certain; at most `most` nodes lie.
         """
         points, threshold = self._shares_of(client, members), self.terms.threshold
         unreadable = self._unreadable.get(client, set()) - members
@@ -330,10 +325,10 @@ class OpenSum:
     # The end.
 
     def release(self) -> NDArray[np.int64]:
-        """Return the sum over the repliers, modulo 2^bits around zero, shape `(terms.size,)`.
+        """The sum over the repliers, modulo 2^bits around zero, shape `(terms.size,)`.
 
         Raises:
-            SecureSumFailed: Seeds are missing, because too few members answered or one lied.
+            SecureSumFailed: Seeds are missing: too few members answered, or one lied.
         """
         if not self.enough:
             raise SecureSumFailed(
@@ -359,12 +354,12 @@ def _seeds(points: Mapping[int, bytes], xs: tuple[int, ...]) -> tuple[bytes, ...
 
 
 def _outliers(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
-    """Return the x of points that are not on the polynomial through the points at `xs`."""
+    """The x of points that are not on the polynomial through the points at `xs`."""
     fitted = {x: points[x] for x in xs}
     return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
 
 
 def centred_words(words: NDArray[np.integer], bits: int) -> NDArray[np.int64]:
-    """Return the low bits of each word as an integer in [-2^(bits - 1), 2^(bits - 1))."""
+    """The low bits of each word as an integer in [-2^(bits - 1), 2^(bits - 1))."""
     half = 1 << (bits - 1)
     return ((words.astype(np.int64) + half) & (2 * half - 1)) - half

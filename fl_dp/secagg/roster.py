@@ -19,8 +19,7 @@ class Member:
     """A line of the roster.
 
     Attributes:
-        name: The node's name.
-        identity: The node's public Ed25519 key, 32 bytes.
+        identity: Public Ed25519 key, 32 bytes.
         committee: Whether people chose it to hold shares.
     """
 
@@ -45,7 +44,7 @@ class Member:
         """Read a line of the file.
 
         Raises:
-            ValueError: It is no line of a roster.
+            ValueError: It is no such line.
         """
         if isinstance(line, dict):
             line = {"committee": False} | line
@@ -60,7 +59,7 @@ class Roster:
 
     Attributes:
         federation: The federation's name.
-        members: Nodes; each name and each identity stands once.
+        members: Each name and each identity stands once.
     """
 
     federation: str
@@ -70,7 +69,7 @@ class Roster:
         """Validate.
 
         Raises:
-            ValueError: A name or an identity stands in it twice.
+            ValueError: A name or an identity stands twice.
         """
         require_name(federation=self.federation)
         for label, values in (
@@ -87,7 +86,7 @@ class Roster:
 
         Raises:
             OSError: The file can't be read.
-            ValueError: It is no roster, or a name or an identity stands in it twice.
+            ValueError: It is no roster, or a name or identity stands twice.
         """
         document = read_json_object(file, "roster")
         try:
@@ -101,7 +100,7 @@ class Roster:
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the content, in hex. The order and form of the file do not matter."""
+        """Hash of the content, in hex. The file's order and form do not matter."""
         parts: list[bytes | int] = [self.federation.encode()]
         for member in sorted(self.members, key=lambda member: member.identity):
             parts += [member.name.encode(), member.identity, int(member.committee)]
@@ -113,7 +112,7 @@ class Roster:
         return frozenset(member.identity for member in self.members if member.committee)
 
     def allows(self, name: str, identity: bytes) -> bool:
-        """Tell whether a name goes with an identity."""
+        """Tell whether name and identity go together."""
         return (name, identity) in self._pairs
 
     @cached_property

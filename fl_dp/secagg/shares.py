@@ -1,7 +1,7 @@
 """Shamir's secret sharing over GF(256), byte by byte (Shamir 1979).
 
-All seeds of a client are shared as one secret, so that one pass of `bytes.translate` multiplies
-them all. The field is that of AES, x^8 + x^4 + x^3 + x + 1.
+A client's seeds are shared as one secret: one pass of `bytes.translate` multiplies them all. The
+field is that of AES, x^8 + x^4 + x^3 + x + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIELD = 0x11B
 
 
 def _powers() -> tuple[list[int], list[int]]:
-    """Return 3, which generates the field, to the powers 0 .. 509, and the logarithms to base 3."""
+    """Powers 0 .. 509 of 3, which generates the field, and the logarithms to base 3."""
     powers, logarithms, power = [0] * 510, [0] * 256, 1
     for exponent in range(255):
         powers[exponent] = powers[exponent + 255] = power
@@ -33,14 +33,14 @@ _POWERS, _LOGARITHMS = _powers()
 
 
 def times(a: int, b: int) -> int:
-    """Return the product of two elements of the field."""
+    """The product of two elements of the field."""
     if not a or not b:
         return 0
     return _POWERS[_LOGARITHMS[a] + _LOGARITHMS[b]]
 
 
 def inverse(a: int) -> int:
-    """Return the element whose product with `a` is 1.
+    """The element whose product with `a` is 1.
 
     Raises:
         ZeroDivisionError: If `a` is 0.
@@ -57,10 +57,7 @@ _TIMES = [bytes(times(a, b) for b in range(256)) for a in range(256)]
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Return shares for x = 1 .. count: any `threshold` of them give the secret, fewer nothing.
 
-    Args:
-        secret: Bytes of any length.
-        threshold: Number of shares needed.
-        count: Number of shares made, each as long as the secret.
+    The secret may have any length; each share is as long.
 
     Raises:
         ValueError: Not `1 <= threshold <= count <= 255`.
@@ -83,15 +80,12 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(points: Mapping[int, bytes]) -> bytes:
-    """Return the secret from exactly as many shares as the threshold.
+    """Return the secret from exactly `threshold` shares, by x, all of one length.
 
-    With one share fewer the result says nothing about the secret, and no error tells so.
-
-    Args:
-        points: Share by x, at least one, all of one length.
+    With one fewer the result says nothing about the secret, and there is no error.
 
     Raises:
-        ValueError: There is none, or their lengths differ.
+        ValueError: There is none, or lengths differ.
     """
     if len({len(share) for share in points.values()}) != 1:
         raise ValueError("shares must be at least one, and of one length")
@@ -99,7 +93,7 @@ def combine(points: Mapping[int, bytes]) -> bytes:
 
 
 def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
-    """Return the value at `at` of the polynomial through some points; `at` is none of them."""
+    """Value at `at` of the polynomial through some points; `at` is none of them."""
     weights = _weights(tuple(points), at)
     terms = (
         share.translate(_TIMES[weight])
@@ -112,7 +106,7 @@ def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _weights(xs: Collection[int], at: int) -> tuple[int, ...]:
-    """Return Lagrange's weights: prod (at - y) / (x - y) over the other points y."""
+    """Lagrange's weights: prod (at - y) / (x - y) over the other points y."""
     weights = []
     for x in xs:
         weight = 1

@@ -1,7 +1,7 @@
 """Memory of a node between messages, and across restarts: keys, directories, marks.
 
-Marks and run keys are in one file, so that they are lost together: a node without marks has a new
-key, and old messages are useless to it. Never restore a store from a backup.
+One file holds marks and run keys: they are lost together. A node without marks has a new key, and
+old messages are useless to it. Never restore a store from a backup.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class MarksTaken(NamedTuple):
     """A store's own count of its marks. It shows that a copy is an older one.
 
     Attributes:
-        store: A random name of the store, in hex.
-        marks: Number of marks ever written, including runs that are over.
+        store: The store's random name, in hex.
+        marks: Marks ever written, including runs that are over.
         last: Hash over all of them, in hex.
     """
 
@@ -63,7 +63,7 @@ class MarksTaken(NamedTuple):
 
 
 def stale(number: int) -> Refused:
-    """Return the refusal of a number that is not above all that were answered."""
+    """The refusal of a number that is not above all that were answered."""
     return Refused("stale", f"sum {number} is over, or was answered")
 
 
@@ -77,12 +77,12 @@ class SQLiteStore:
         """Open the store, or create it (mode 0600).
 
         Args:
-            file: A path in a folder that exists. None: in memory, lost with the process.
+            file: Path in an existing folder. None: in memory, lost with the process.
             durable: Whether a mark outlives a power cut. A simulation does not need it.
 
         Raises:
             OSError: The file can't be made.
-            ValueError: The file is no such store.
+            ValueError: It is no such store.
         """
         if file is not None:
             private_file(Path(file))
@@ -114,7 +114,7 @@ class SQLiteStore:
         self._database.close()
 
     def get(self, run: int | None, key: str) -> bytes | None:
-        """Return the value under a key of a run, or None. Values of run None outlive runs."""
+        """The value under a key of a run, or None. Values of run None outlive runs."""
         row = self._one("SELECT value FROM kept WHERE run = ? AND key = ?", _name(run), key)
         if row is None:
             return None
@@ -130,10 +130,7 @@ class SQLiteStore:
     def first(self, key: str, value: bytes, *, run: int | None = None) -> bytes:
         """Store a value of a run unless there is one; return the value in force.
 
-        Args:
-            key: The value's key.
-            value: The value.
-            run: Flower's run id. None: the value outlives runs.
+        With `run=None` the value outlives runs.
         """
         self._together(
             ("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
@@ -168,7 +165,7 @@ class SQLiteStore:
         return MarksTaken(str(name), int(count), bytes(last).hex())
 
     def marked(self, run: int, role: str, number: int) -> Mark | None:
-        """Return the mark of a role for a number, if there is one."""
+        """The mark of a role for a number, if there is one."""
         row = self._one(
             "SELECT terms, view FROM once WHERE run = ? AND role = ? AND number = ?",
             _name(run),
@@ -181,7 +178,7 @@ class SQLiteStore:
         return Mark(bytes(terms), bytes(view))
 
     def last(self, run: int, role: str) -> int:
-        """Return the highest marked number of a role, 0 if there is none."""
+        """The highest marked number of a role, 0 if there is none."""
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
@@ -192,7 +189,7 @@ class SQLiteStore:
         self._together(*statements)
 
     def older(self, days: float) -> tuple[int, ...]:
-        """Return the runs whose first value was put more than `days` ago."""
+        """The runs whose first value was put more than `days` ago."""
         limit = time.time() - days * _SECONDS_A_DAY
         query = "SELECT run FROM runs WHERE run != ? AND began < ?"
         return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))
@@ -217,7 +214,7 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the locks of the thread and the file. Either all statements are written, or none."""
+        """Hold the locks of thread and file. Either all statements are written, or none."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -232,5 +229,5 @@ _COUNT_TABLES = "SELECT count(*) FROM sqlite_master"
 
 
 def _name(run: int | None) -> str:
-    """Return a run as text, as Flower's ids exceed a database's integers."""
+    """A run as text, as Flower's ids exceed a database's integers."""
     return _ANY_RUN if run is None else str(run)

@@ -1,6 +1,6 @@
 """Terms of one sum: all that its clients and its committee have to agree on, and its rules.
 
-Their hash T goes into every mask and key, so a client that was told other terms hides its values
+Their hash T goes into every mask and key: a client that was told other terms hides its values
 from everybody. `SharedNoise` checks rules R1 and R2. Rule R3 is here: nobody stands alone in the
 ring. A node that is asked against a rule answers with `Refused`.
 """
@@ -48,12 +48,7 @@ class Refused(Exception):
     """
 
     def __init__(self, code: RefusalCode, text: str) -> None:
-        """State the reason.
-
-        Args:
-            code: See `RefusalCode`.
-            text: What was wrong, and what would be right.
-        """
+        """State the reason; the text says what was wrong, and what would be right."""
         super().__init__(text)
         self.code: RefusalCode = code
 
@@ -74,10 +69,9 @@ class SumTerms:
         purpose: Type of the Flower message that asks for the sum.
         directory: Hash of the directory, in hex.
         content: Digest of everything else that the node is sent, in hex.
-        cohort: Indices of the clients, ascending.
-        committee: Indices of the members, ascending. The p-th one, from 0, holds shares for x = p +
-            1.
-        threshold: Number of members who can open together.
+        cohort: The clients, ascending.
+        committee: The members, ascending. The p-th one, from 0, holds shares for x = p + 1.
+        threshold: Members who can open together.
         least: Fewest repliers with which the sum is opened.
         degree: Neighbours of a client, even; all others from `len(cohort) - 1` on.
         colluding: Nodes that may reveal what they added, and may lie.
@@ -91,7 +85,7 @@ class SumTerms:
         promised: Honest clients in any sum that could be opened, as the plan promises; 0: no
             promise.
         rotated: Whether values are rotated before they are put on the grid, as narrow words need
-            it. Their number determines the rotation, so that no message carries it.
+            it. The sum's number determines the rotation: no message carries it.
     """
 
     run: int
@@ -164,7 +158,7 @@ class SumTerms:
         return self.noise_of(self.colluding)
 
     def noise_of(self, colluding: int) -> SharedNoise:
-        """Return the same for another number of colluding nodes.
+        """The same for another number of colluding nodes.
 
         Raises:
             ValueError: The rules do not hold then.
@@ -179,7 +173,7 @@ class SumTerms:
         )
 
     def to_json(self) -> str:
-        """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
+        """The canonical text: sorted keys, no spaces, floats as `float.hex()`."""
         return self._text
 
     @cached_property
@@ -223,7 +217,7 @@ class SumTerms:
 
     @cached_property
     def size(self) -> int:
-        """Number of coordinates of the sum."""
+        """Number of coordinates."""
         return sum(segment.size for segment in self.segments)
 
     @property
@@ -238,12 +232,12 @@ class SumTerms:
 
     @cached_property
     def neighbours(self) -> Mapping[int, tuple[int, ...]]:
-        """The clients that a client shares masks with, ascending, by client."""
+        """By client, the clients that it shares masks with, ascending."""
         ring = self.cohort if self.complete else self._ring
         return _Neighbours(ring, self.degree)
 
     def signers(self, directory: Directory, signatures: Mapping[int, bytes], text: bytes) -> int:
-        """Return how many members of the committee signed a text, such as a view."""
+        """Number of committee members who signed a text, such as a view."""
         count = 0
         for member, signature in signatures.items():
             if member in self.committee:
@@ -254,11 +248,11 @@ class SumTerms:
         """Rule R3: tell whether lies about these repliers could cut a client off in the ring.
 
         Two arcs of `degree / 2` clients cut the ring in two. Members who are lied to may believe
-        that the clients in them are gone. So the arcs need more repliers than lies can remove.
+        their clients gone. So the arcs need more repliers than lies can remove.
 
         Args:
-            online: Indices of the repliers.
-            noise: Number of colluding nodes, where a node assumes more than the terms.
+            online: The repliers' indices.
+            noise: The node's own numbers, if it assumes more colluding nodes. None: the terms'.
         """
         if self.complete:
             return False
@@ -328,7 +322,7 @@ _RESERVE_A_MILLION = 0.5
 
 
 def work_ends(reply_after: float) -> float:
-    """Return the seconds after which a node's work must be done; a later node sends nothing."""
+    """Seconds after which a node's work must be done; a later node sends nothing."""
     return (1.0 - _RESERVED) * reply_after
 
 
@@ -337,7 +331,7 @@ def require_time(reply_after: float, size: int) -> None:
 
     Args:
         reply_after: Seconds from message to answer.
-        size: Number of coordinates of the sum.
+        size: Coordinates of the sum.
 
     Raises:
         ValueError: It leaves too little.

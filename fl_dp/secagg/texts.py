@@ -1,6 +1,6 @@
 """Canonical bytes to hash, sign or derive keys from, and JSON that crosses the wire.
 
-No two inputs give the same frame. JSON is read strictly, since an adversary may have written it.
+No two inputs give the same frame. JSON is read strictly: an adversary may have written it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _VERSION = b"fl-dp secagg 1"
 
 
 def frame(label: str, *parts: bytes | int) -> bytes:
-    """Return the bytes of some parts under a label. Each has its length before it.
+    """The bytes of some parts under a label, each after its length.
 
     Args:
-        label: The purpose. The same parts under another label give other bytes.
+        label: The purpose. Another label gives other bytes.
         *parts: Bytes, or integers in [0, 2^64), which become 8 bytes, big-endian.
 
     Raises:
@@ -36,12 +36,12 @@ def frame(label: str, *parts: bytes | int) -> bytes:
 
 
 def digest(label: str, *parts: bytes | int) -> bytes:
-    """Return SHA-256 of a frame: 32 bytes."""
+    """SHA-256 of a frame: 32 bytes."""
     return hashlib.sha256(frame(label, *parts)).digest()
 
 
 def prf(key: bytes, label: str, *parts: bytes | int) -> bytes:
-    """Return HMAC-SHA256 of a frame, 32 bytes, indistinguishable from random without the key."""
+    """HMAC-SHA256 of a frame, 32 bytes, indistinguishable from random without the key."""
     return hmac.digest(key, frame(label, *parts), "sha256")
 
 
@@ -50,18 +50,18 @@ _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 
 def canonical(document: Any) -> str:
-    """Return the one JSON text of a document: keys sorted, no spaces, ASCII."""
+    """The one JSON text of a document: keys sorted, no spaces, ASCII."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def object_of(text: str, keys: Sequence[str], subject: str, *, longest: int) -> dict[str, Any]:
-    """Read a JSON object that has exactly these keys.
+    """Read a JSON object with exactly these keys.
 
     Args:
-        text: Text from a peer. If it has more than `longest` characters, nothing is parsed.
+        text: Text from a peer. Nothing is parsed beyond `longest` characters.
         keys: The object's keys.
-        subject: The plural noun for such objects, for the error.
-        longest: Largest number of characters that such an object can have.
+        subject: Plural noun for such objects, for the error.
+        longest: Most characters that such an object can have.
 
     Raises:
         ValueError: The text is anything else.
@@ -73,7 +73,7 @@ def fields_of(document: Any, keys: Sequence[str], subject: str) -> dict[str, Any
     """Return a document that is an object of exactly these keys.
 
     Raises:
-        ValueError: The document is anything else.
+        ValueError: It is anything else.
     """
     if not isinstance(document, dict) or document.keys() != set(keys):
         raise ValueError(f"{subject} have the keys {', '.join(sorted(keys))}, and no others")
@@ -85,7 +85,7 @@ def hex_bytes(value: Any, length: int | None, name: str) -> bytes:
 
     Args:
         value: Any value.
-        length: The required number of bytes. None: any number.
+        length: Required number of bytes. None: any.
         name: The field's name, for the error.
 
     Raises:
@@ -99,10 +99,10 @@ def hex_bytes(value: Any, length: int | None, name: str) -> bytes:
 
 
 def require_integers(low: int, high: int, **values: Any) -> None:
-    """Refuse values that are not integers in [low, high].
+    """Refuse values other than integers in [low, high].
 
     Raises:
-        ValueError: The text has the field's name.
+        ValueError: It names the field.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -110,10 +110,10 @@ def require_integers(low: int, high: int, **values: Any) -> None:
 
 
 def require_name(**values: Any) -> None:
-    """Refuse values that are not a printable text of 1 to 200 characters.
+    """Refuse values other than a printable text of 1 to 200 characters.
 
     Raises:
-        ValueError: The text has the field's name.
+        ValueError: It names the field.
     """
     for name, value in values.items():
         fits = isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
@@ -125,7 +125,7 @@ def require_ascending(high: int, **values: Sequence[Any]) -> None:
     """Refuse sequences other than integers in [0, high], each larger than the one before.
 
     Raises:
-        ValueError: The text has the field's name.
+        ValueError: It names the field.
     """
     for name, numbers in values.items():
         for number in numbers:
@@ -138,7 +138,7 @@ def float_of(value: Any, name: str) -> float:
     """Read what `float.hex` wrote.
 
     Raises:
-        ValueError: The value is anything else, or not finite.
+        ValueError: It is anything else, or not finite.
     """
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a text of float.hex()")
