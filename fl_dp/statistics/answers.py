@@ -1,4 +1,4 @@
-"""The server's part: charge, bound contributions, sum them, add the noise once, compute the answer.
+"""The server's part: charge, bound contributions, sum them, add noise once, compute the answer.
 
 >>> [ledger.reserve_release("ages", event) for event in choice.events]  # on disk first
 >>> answer = release_statistic(choice, contributions, SecureRandom())
@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         estimates: Private numbers by name; the first is the main answer.
-        events: The events that this release is charged as.
+        events: What this release is charged as.
         explanation: Its noise, and other remarks for its reader.
     """
 
@@ -50,11 +50,11 @@ class Answer:
         return next(iter(self.estimates.values())).error
 
     def __getitem__(self, name: str) -> Estimate:
-        """Return one of the estimates, `answer["std"]`."""
+        """One of the estimates, `answer["std"]`."""
         return self.estimates[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain JSON values."""
+        """The answer as plain JSON values."""
         estimates: dict[str, Any] = {}
         for name, estimate in self.estimates.items():
             estimates[name] = {
@@ -76,22 +76,16 @@ def release_statistic(
     """Answer a query privately, once.
 
     Privacy: `choice.events`, for one client with all its records, zero-out neighbours, against
-    anyone who sees the answer. Reserve them in the ledger *before* this call: it adds fresh noise
-    each time, and each time is charged. A client that did not reply contributed zero, and the
-    number of replies stays private.
+    anyone who sees the answer. Reserve them in the ledger *before* this call: each time adds fresh
+    noise and is charged. A client that did not reply contributed zero, and the number of replies
+    stays private.
 
-    Args:
-        choice: A query and its noise, from `choose_noise`.
-        contributions: At most one vector per client, as `Query.contribution` returns them. They are
-            bounded once more: one that is too long is clipped, and one that is not finite or has
-            another shape contributes zero.
-        rng: Source of the noise.
-
-    Returns:
-        The estimates and the events.
+    `contributions` are at most one vector per client, as `Query.contribution` returns them. They
+    are bounded once more: one that is too long is clipped, and one that is not finite or has
+    another shape contributes zero.
 
     Raises:
-        ValueError: If there are more contributions than can be summed exactly.
+        ValueError: There are more contributions than can be summed exactly.
     """
     query, mechanism = choice.query, choice.summed_by
     total = _total(choice, contributions)
@@ -150,7 +144,7 @@ def _total(choice: NoiseChoice, contributions: Iterable[object]) -> NDArray[np.f
     """Sum encoded contributions exactly.
 
     Raises:
-        ValueError: If there are more than `choice.max_units`.
+        ValueError: There are more than `choice.max_units`.
     """
     dimension, encode = choice.query.dimension, choice.summed_by.encode
     most = choice.max_units
@@ -174,19 +168,13 @@ def charged_release(
 ) -> Answer:
     """Reserve all events of `choice`, answer the query, and commit; see `release_statistic`.
 
-    A plan that lists the events among its `other_releases` has reserved a part of its budget.
-
-    Args:
-        ledger: A ledger that is opened to spend from.
-        name: A name for the ledger's entries, for instance `feature means`.
-        choice: The query and its noise.
-        contributions: One vector per client, from `query.contribution`.
-        rng: Source of the noise.
+    A plan that lists the events among its `other_releases` has reserved a part of its budget. The
+    ledger must be opened to spend from; `name` labels its entries, for instance `feature means`.
 
     Raises:
-        PrivacyBudgetExhausted: If it would exceed the budget. Nothing was released; of several
-            events, those that were reserved before the one that did not fit stay spent.
-        ValueError: If the noise is insecure and the ledger does not know of it.
+        PrivacyBudgetExhausted: It would exceed the budget. Nothing was released; of several
+            events, those reserved before the one that did not fit stay spent.
+        ValueError: The noise is insecure and the ledger does not know of it.
     """
     ledger.require_known(rng)
     reserved = [ledger.reserve_release(name, event) for event in choice.events]

@@ -1,4 +1,4 @@
-"""A model measured on all clients' data: loss, accuracy, or any metrics, and the number of records.
+"""A model measured on all clients' data: loss, accuracy, or any metrics, and the record count.
 
 >>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
 >>> query.contribution([120, 0.31, 0.92])  # on a client: number of records, then its metrics
@@ -26,13 +26,13 @@ class Evaluation(RangedQuery, SumQuery):
 
     A client's metrics are shifted and scaled to [-1, 1] and count once per record, at most
     `max_records` times; with 1, every client weighs the same. A client without records, or with a
-    metric that is missing or NaN, adds nothing, not even to the count.
+    missing or NaN metric, adds nothing, not even to the count.
 
     Privacy: see `Query`; a client's vector of `d` metrics has an L2 norm of at most `sqrt(d + 1)
     max_records`.
 
     Attributes:
-        names: Names of the metrics, as clients report them, each with its range in `lows` and
+        names: The metrics' names, as clients report them, each with its range in `lows` and
             `highs`.
     """
 
@@ -43,8 +43,8 @@ class Evaluation(RangedQuery, SumQuery):
         """Validate.
 
         Raises:
-            ValueError: If names and ranges do not pair up, or a name is empty, repeated, or
-                `count`, which is another number of the answer.
+            ValueError: Names and ranges do not pair up, or a name is empty, repeated, or `count`,
+                another number of the answer.
         """
         super().__post_init__()
         names = as_tuple("names", self.names)
@@ -81,10 +81,10 @@ class Evaluation(RangedQuery, SumQuery):
         return weight * np.append(metrics, 1.0), weight
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return the mean of each metric by its name, and `count`; see `SumQuery.estimates`.
+        """The mean of each metric by its name, and `count`; see `SumQuery.estimates`.
 
         The count is of clients, or of records where `max_records` is above 1. A count within its
-        noise says nothing: then means are the middles of their ranges, and a note says so.
+        noise says nothing: then means are their ranges' middles, with a note.
         """
         count = float(total[-1])
         means = self._means(total[:-1], count, noise_std)

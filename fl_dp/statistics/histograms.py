@@ -1,7 +1,7 @@
 """Histograms of numbers and frequencies of categories.
 
-A record falls into one bin, so a client's vector has the same bound in L1 and in L2, however many
-bins there are: Laplace noise is smaller there than Gaussian noise at all but the smallest epsilon.
+A record falls into one bin, so a client's vector has the same bound in L1 and in L2, whatever the
+number of bins: Laplace noise is smaller there than Gaussian at all but the smallest epsilon.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ class BinnedQuery(CountingQuery):
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
     Attributes:
-        nonnegative: Whether negative noisy counts are reported as 0, which makes small counts
-            biased.
+        nonnegative: Whether negative noisy counts are reported as 0, which biases small counts.
     """
 
     nonnegative: bool = False
 
     @abstractmethod
     def _bins_of(self, values: object) -> NDArray[np.intp]:
-        """Return the bin of each usable record, shape `(n,)`."""
+        """The bin of each usable record, shape `(n,)`."""
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         indices = self._bins_of(values)
         return np.bincount(indices, minlength=self.dimension).astype(np.float64), indices.size
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `counts`, shape `(bins,)`; see `SumQuery.estimates`."""
+        """`counts`, shape `(bins,)`; see `SumQuery.estimates`."""
         value = np.maximum(total, 0.0) if self.nonnegative else total
         return {"counts": Estimate(value=value, error=np.full(self.dimension, noise_std))}
 
@@ -51,8 +50,8 @@ class Histogram(BinnedQuery):
     """A histogram of one number per record.
 
     Attributes:
-        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as in
-            `numpy.histogram`; values beyond the ends count in the first or last bin.
+        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as
+            in `numpy.histogram`; values beyond the ends count in the first or last bin.
     """
 
     kind: ClassVar[str] = "histogram"
@@ -62,7 +61,7 @@ class Histogram(BinnedQuery):
         """Validate.
 
         Raises:
-            ValueError: If there are not two edges or more, strictly increasing.
+            ValueError: There are fewer than two edges, or they are not strictly increasing.
         """
         super().__post_init__()
         object.__setattr__(self, "edges", as_numbers("edges", self.edges))
@@ -94,7 +93,7 @@ class Frequencies(BinnedQuery):
         """Validate.
 
         Raises:
-            ValueError: If there is no category, one is neither string nor whole number, or occurs
+            ValueError: There is no category, or one is neither string nor whole number, or occurs
                 twice.
         """
         super().__post_init__()
@@ -116,13 +115,13 @@ class Frequencies(BinnedQuery):
         return len(self.categories)
 
     def ranked(self, estimate: Estimate, most: int) -> tuple[tuple[Category, float], ...]:
-        """Return the most frequent categories with their noisy counts, the largest first.
+        """The most frequent categories with their noisy counts, the largest first.
 
-        Post-processing of the answer's `counts`: it costs nothing. Two whose counts are within
-        their noise of one another may be in the wrong order.
+        Post-processing of the answer's `counts`: it costs nothing. Two counts within their noise
+        of one another may be in the wrong order.
 
         Raises:
-            ValueError: If `most` is below 1, or the answer is of other categories.
+            ValueError: `most` is below 1, or the answer is of other categories.
         """
         if most < 1:
             raise ValueError(f"the most frequent categories must be at least 1, got {most}")

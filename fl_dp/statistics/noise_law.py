@@ -43,12 +43,12 @@ class NoiseLaw(StrEnum):
 class NoiseChoice:
     """A query, the mechanisms that answer it, and the events to charge for that.
 
-    The events are those of the mechanisms, so they can't differ. Each release of the query is
-    charged: reserve `events` in the ledger each time *before* `release_statistic`.
+    The events are the mechanisms' own: they can't differ. Each release of the query is charged:
+    reserve `events` in the ledger each time *before* `release_statistic`.
 
     Attributes:
         query: The query.
-        mechanisms: One for a sum or a vote; for quantiles one exponential mechanism per
+        mechanisms: One for a sum or a vote. For quantiles one exponential mechanism per
             probability, or one Gaussian for the sum that all of them are computed from.
         explanation: One sentence for people.
     """
@@ -61,8 +61,7 @@ class NoiseChoice:
         """Validate.
 
         Raises:
-            ValueError: If these mechanisms do not answer this query with the privacy of their
-                events.
+            ValueError: These mechanisms do not answer this query with their events' privacy.
         """
         kinds = " and ".join(type(mechanism).__name__ for mechanism in self.mechanisms) or "nothing"
         if isinstance(self.query, Quantiles):
@@ -104,17 +103,17 @@ class NoiseChoice:
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """The events that one release is charged as."""
+        """What one release is charged as."""
         return tuple(mechanism.event() for mechanism in self.mechanisms)
 
     @property
     def max_units(self) -> int:
-        """Number of contributions that can be summed exactly."""
+        """Contributions that can be summed exactly."""
         return self.summed_by.max_units
 
     @property
     def summed_by(self) -> Quantiles | Vote | SumMechanism:
-        """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
+        """What bounds each contribution and encodes it for an exact sum."""
         if isinstance(self.query, Vote):
             return self.query
         if isinstance(self.query, Quantiles) and not self._uses_one_sum:
@@ -132,9 +131,9 @@ def choose_noise(
     Privacy: one release is (epsilon, delta)-DP on its own, for one client with all its records,
     zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
     noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
-    (Balle and Wang 2018), the one with the smaller standard deviation per coordinate; Laplace if
-    they are equal. Quantiles share epsilon evenly between exponential mechanisms, unless the law is
-    Gaussian: then all are computed from one noisy sum.
+    (Balle and Wang 2018): the one with the smaller standard deviation per coordinate, Laplace if
+    they are equal. Quantiles share epsilon evenly between exponential mechanisms, unless the law
+    is Gaussian: then all are computed from one noisy sum.
 
     This compares single answers. Many releases in one ledger compose: Laplace noise of a small
     epsilon then spends about as much as Gaussian noise of multiplier `1 / epsilon`, whose standard
@@ -144,12 +143,12 @@ def choose_noise(
 
     Args:
         query: The query.
-        epsilon: Positive and finite epsilon.
-        delta: Delta in [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
+        epsilon: Positive and finite.
+        delta: In [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
         law: Law of the noise on sums, by default the better one; secure sums need `gaussian`.
 
     Raises:
-        ValueError: If an argument is out of range, or `law` can't give the guarantee.
+        ValueError: An argument is out of range, or `law` can't give the guarantee.
     """
     require_positive(epsilon=epsilon)
     if not 0.0 <= delta < 1.0:
@@ -233,11 +232,10 @@ def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
 
 
 def draw_error(candidates: int, mechanism: ExponentialMechanism) -> float:
-    """Return the distance of a draw's utility from the best, not exceeded with probability 0.95.
+    """Distance of a draw's utility from the best, not exceeded with probability 0.95.
 
     In units of utility: clients of a quantile's rank, or votes.
 
-    Reference:
-        Dwork and Roth 2014, theorem 3.11.
+    Reference: Dwork and Roth 2014, theorem 3.11.
     """
     return math.log(candidates / (1.0 - _CONFIDENCE)) / mechanism.rate

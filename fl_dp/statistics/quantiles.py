@@ -29,8 +29,8 @@ class Quantiles(SumQuery):
     """Quantiles of one number per record, each chosen from a public grid.
 
     A client sends the distribution of its mass of at most 1 over the grid, each record at the
-    nearest point: with `max_records=1`, quantiles are those of the average client's distribution. A
-    point is better the less mass would have to move past it to make it the quantile: its utility
+    nearest point: with `max_records=1`, quantiles are those of the average client's distribution.
+    A point is better the less mass would have to move past it to make it the quantile. Its utility
     for probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of
     all, `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that
     holds all the mass would score no better than any other.)
@@ -39,21 +39,20 @@ class Quantiles(SumQuery):
     ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
-    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles are
-    computed from the sum with Gaussian noise (`estimates`): all of them for one price, and less
-    exact the finer the grid, as noise adds up over its points.
+    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles
+    are computed from the sum with Gaussian noise (`estimates`): all for one price, and less exact
+    the finer the grid, as noise adds up over its points.
 
     Attributes:
-        max_records: A client's mass is the number of its records over this, at most 1.
-        probabilities: Probabilities of the quantiles, increasing, each between 0 and 1. Epsilon is
-            shared evenly.
+        max_records: A client's mass is its number of records over this, at most 1.
+        probabilities: Increasing, each between 0 and 1. Epsilon is shared evenly.
         grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
-            take it from the data. A finer grid costs little for draws, whose error in rank grows
-            with its logarithm; computed from a noisy sum it grows with the square root.
+            take it from the data. A finer grid costs little for draws, whose rank error grows with
+            its logarithm; computed from a noisy sum it grows with the square root.
 
-    Reference:
-        McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for quantiles: Smith
-        2011, "Privacy-preserving statistical estimation with optimal convergence rates".
+    Reference: McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for
+        quantiles: Smith 2011, "Privacy-preserving statistical estimation with optimal convergence
+        rates".
     """
 
     kind: ClassVar[str] = "quantiles"
@@ -64,7 +63,7 @@ class Quantiles(SumQuery):
         """Validate.
 
         Raises:
-            ValueError: If a probability is not between 0 and 1, the grid has fewer than two points,
+            ValueError: A probability is not between 0 and 1, the grid has fewer than two points,
                 or either is not strictly increasing.
         """
         super().__post_init__()
@@ -95,7 +94,7 @@ class Quantiles(SumQuery):
 
     @property
     def max_units(self) -> int:
-        """Number of encoded vectors that can be summed exactly."""
+        """Encoded vectors that can be summed exactly."""
         return int(2.0**53 / _STEPS)  # a client's mass of 1 is _STEPS whole steps
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
@@ -106,26 +105,24 @@ class Quantiles(SumQuery):
         return counts / self.max_records, indices.size
 
     def sensitivity(self, probability: float) -> float:
-        """Return the most by which one client moves any utility for that probability."""
+        """The most by which one client moves any utility for that probability."""
         return max(probability, 1.0 - probability)
 
     def encode(self, contribution: ArrayLike) -> NDArray[np.float64]:
         """Bound one client's mass, whatever it sent, and count it in whole steps.
 
         Returns:
-            Integer-valued float64 of the same shape, not negative. Sums of up to `max_units` of
-            them are exact, whatever their order.
+            Integer-valued float64 of the same shape, not negative. Sums of up to `max_units` are
+            exact, in any order.
         """
         # Truncated, so that a client's steps never exceed a mass of 1, which is the sensitivity.
         mass = np.maximum(clip_by_norm(contribution, 1.0, Norm.L1), 0.0)
         return np.trunc(mass * _STEPS)
 
     def utilities(self, total: NDArray[np.float64], probability: float) -> NDArray[np.float64]:
-        """Return each grid point's utility; not private, for the exponential mechanism alone.
+        """Each grid point's utility; not private, for the exponential mechanism alone.
 
-        Args:
-            total: Sum of `encode`d vectors, shape `(dimension,)`.
-            probability: Probability of the quantile.
+        `total` is the sum of `encode`d vectors, shape `(dimension,)`.
 
         Returns:
             Minus a distance in clients (units of mass), float64, shape `(dimension,)`.
@@ -137,10 +134,10 @@ class Quantiles(SumQuery):
         return np.asarray(-np.maximum(missed, 0.0) / _STEPS)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `quantiles`, shape `(len(probabilities),)`; see `SumQuery.estimates`.
+        """`quantiles`, shape `(len(probabilities),)`; see `SumQuery.estimates`.
 
         The noisy sums from the left are made to increase, halfway between the least curve above
-        them and the greatest below, which takes them no further from the true ones anywhere.
+        them and the greatest below: nowhere further from the true ones.
         """
         up_to = np.cumsum(total)
         above = np.maximum.accumulate(up_to)

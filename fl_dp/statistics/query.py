@@ -29,7 +29,7 @@ class Estimate:
         value: Float64; a 0-d array for a single number.
         error: Error scale of each number, float64, same shape.
         error_is: Meaning of the error scale.
-        note: A remark for readers of these numbers; mostly empty.
+        note: A remark for readers; mostly empty.
     """
 
     value: NDArray[np.float64]
@@ -43,13 +43,13 @@ class Query(ABC):
     """A question to a federation; every client answers with one vector of bounded norm.
 
     Privacy: the unit is one client with all its records. Neighbours differ in one client of a
-    public roster whose contribution becomes zero (zero-out), which moves the sum of contributions
+    public roster whose contribution becomes zero (zero-out). That moves the sum of contributions
     by at most `l1_sensitivity` in L1 and `l2_sensitivity` in L2. The server sees contributions in
     the clear; the guarantee is against those who see its releases.
 
     Attributes:
-        max_records: A client with more records counts as this many average ones of its own, so that
-            no client weighs more. With 1, every client that has data weighs the same.
+        max_records: A client with more records counts as this many average ones of its own: no
+            client weighs more. With 1, every client with data weighs the same.
     """
 
     kind: ClassVar[str]
@@ -59,7 +59,7 @@ class Query(ABC):
         """Validate.
 
         Raises:
-            ValueError: If `max_records` is not a whole number from 1 to 2^53.
+            ValueError: `max_records` is not a whole number from 1 to 2^53.
         """
         most: object = self.max_records  # it may have come from a message
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
@@ -85,18 +85,18 @@ class Query(ABC):
 
     @abstractmethod
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
-        """Return the sum over one client's usable records, and their number."""
+        """The sum over one client's usable records, and their number."""
 
     def contribution(self, values: object) -> NDArray[np.float64]:
-        """Return a client's contribution, computed on its own records.
+        """A client's contribution, computed on its own records.
 
         Args:
             values: The records, an array or a list. Numbers out of range count as the nearest in
-                range, infinities included; a record with a NaN does not count, and none does if
+                range, infinities included. A record with a NaN does not count; none does if
                 `values` has a wrong shape or holds no numbers.
 
         Returns:
-            Float64, shape `(dimension,)`, zero if there is no record. Its norms are within the
+            Float64, shape `(dimension,)`, zero without a record. Its norms are within the
             sensitivities up to rounding; the server clips once more.
         """
         total, count = self._total(values)
@@ -115,7 +115,7 @@ class SumQuery(Query):
 
         Args:
             total: The released sum of contributions, float64, shape `(dimension,)`.
-            noise_std: Standard deviation of the noise on each of its coordinates.
+            noise_std: Standard deviation of the noise on each coordinate.
 
         Returns:
             Estimates by name; the first is the main answer.
@@ -138,10 +138,10 @@ class CountingQuery(SumQuery):
 
 
 def as_tuple(name: str, values: object) -> tuple[Any, ...]:
-    """Return a field as a tuple, from any sequence: it may have come from a message.
+    """A field as a tuple, from any sequence: it may have come from a message.
 
     Raises:
-        ValueError: If it is no sequence, or a text.
+        ValueError: It is no sequence, or a text.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list, got {values!r}")
@@ -149,10 +149,10 @@ def as_tuple(name: str, values: object) -> tuple[Any, ...]:
 
 
 def as_numbers(name: str, values: object) -> tuple[float, ...]:
-    """Return a field as a tuple of finite numbers, from any sequence.
+    """A field as a tuple of finite numbers, from any sequence.
 
     Raises:
-        ValueError: If it is empty or no sequence, or holds anything but finite numbers.
+        ValueError: It is empty or no sequence, or holds anything but finite numbers.
     """
     numbers: list[float] = []
     for index, value in enumerate(as_tuple(name, values)):
@@ -166,10 +166,10 @@ def as_numbers(name: str, values: object) -> tuple[float, ...]:
 
 
 def require_increasing(name: str, numbers: tuple[float, ...], *, at_least: int) -> None:
-    """Refuse too few numbers, or numbers that are not strictly increasing.
+    """Refuse too few numbers, numbers not strictly increasing, or a span beyond float64.
 
     Raises:
-        ValueError: If they are so.
+        ValueError: They are so.
     """
     if len(numbers) < at_least:
         raise ValueError(f"{name} needs at least {at_least} numbers, got {len(numbers)}")

@@ -24,9 +24,9 @@ _NOTE = "a class's noisy count is within its noise: these are the middle and hal
 class ScoreHistograms(CountingQuery):
     """Histograms of a classifier's scores, one per true class, with AUC and accuracy.
 
-    A record adds one to the bin of its score in the histogram of its label, so that all bins
-    together have the sensitivity of one count. AUC is that of the binned scores, where two of one
-    bin count half: it is off by at most half the share of pairs that fall into one bin.
+    A record adds one to its score's bin in its label's histogram: all bins together have the
+    sensitivity of one count. AUC is that of the binned scores, where two of one bin count half: it
+    is off by at most half the share of pairs that fall into one bin.
 
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
@@ -41,7 +41,7 @@ class ScoreHistograms(CountingQuery):
         """Validate.
 
         Raises:
-            ValueError: If the bins are no even number of at least 2.
+            ValueError: `bins` is no even number from 2 to 65536.
         """
         super().__post_init__()
         bins: object = self.bins  # it may have come from a message
@@ -65,10 +65,10 @@ class ScoreHistograms(CountingQuery):
         return np.bincount(bins, minlength=self.dimension).astype(np.float64), len(rows)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `auc`, `accuracy`, and the counts `negatives` and `positives`.
+        """`auc`, `accuracy`, and the counts `negatives` and `positives`; see `SumQuery.estimates`.
 
-        See `SumQuery.estimates`. Errors are to first order in the noise. If a class's count is
-        within its noise, AUC and accuracy are 1/2, and a note says so.
+        Errors are to first order in the noise. If a class's count is within its noise, AUC and
+        accuracy are 1/2, with a note.
         """
         negative, positive = total[: self.bins], total[self.bins :]
         n, p = float(negative.sum()), float(positive.sum())

@@ -24,13 +24,13 @@ _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 class Count(CountingQuery):
     """Number of records, at most `max_records` of each client.
 
-    With `max_records=1` it is the number of clients with data. Privacy: see `Query`; a client moves
-    the count by at most `max_records`.
+    With `max_records=1` it is the number of clients with data. Privacy: see `Query`; a client
+    moves the count by at most `max_records`.
 
     Attributes:
         max_records: Most that one client can add.
-        nonnegative: Whether a negative noisy count is reported as 0. This makes small counts
-            biased; sums of many counts should be made without it.
+        nonnegative: Whether a negative noisy count is reported as 0. This biases small counts;
+            leave it out for sums of many counts.
     """
 
     kind: ClassVar[str] = "count"
@@ -46,7 +46,7 @@ class Count(CountingQuery):
         return np.array([float(count)]), count
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `count`; see `SumQuery.estimates`."""
+        """`count`; see `SumQuery.estimates`."""
         value = np.maximum(total[0], 0.0) if self.nonnegative else total[0]
         return {"count": Estimate(value=np.asarray(value), error=np.asarray(noise_std))}
 
@@ -57,7 +57,7 @@ class RangedQuery(Query):
 
     Attributes:
         lows: Smallest value of each feature, in its units. Public: never take it from the data.
-        highs: Largest value of each feature; values beyond count as the end of the range.
+        highs: Largest value of each feature; values beyond count as the range's end.
     """
 
     lows: tuple[float, ...]
@@ -67,7 +67,7 @@ class RangedQuery(Query):
         """Validate.
 
         Raises:
-            ValueError: If the ends of the ranges do not pair up, or a range is empty or not finite.
+            ValueError: The ranges' ends do not pair up, or a range is empty or not finite.
         """
         super().__post_init__()
         object.__setattr__(self, "lows", as_numbers("lows", self.lows))
@@ -85,7 +85,7 @@ class RangedQuery(Query):
 
     @property
     def features(self) -> int:
-        """Number of features of a record."""
+        """Features per record."""
         return len(self.lows)
 
     @property
@@ -97,18 +97,18 @@ class RangedQuery(Query):
         return np.array(self.highs) / 2.0 - np.array(self.lows) / 2.0
 
     def _clipped(self, values: object) -> NDArray[np.float64]:
-        """Return the records, each number within its range, shape `(n, features)`."""
+        """The records, each number within its range, shape `(n, features)`."""
         return np.clip(records(values, self.features), self.lows, self.highs)
 
     def _scaled(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return records with each range as [-1, 1]; a missing value counts as its middle."""
+        """Records with each range as [-1, 1]; a missing value counts as its middle."""
         return np.clip((rows - self._middle) / self._half, -1.0, 1.0)
 
     def _means(self, sums: NDArray[np.float64], count: float, noise_std: float) -> Estimate:
-        """Return the mean of each feature from the noisy sum of `_scaled` records and their number.
+        """Each feature's mean, from the noisy sum of `_scaled` records and their number.
 
         The error is to first order in the noise. If the count is within its own noise, the mean is
-        the middle of the range, and the error half the range.
+        the range's middle, and the error half the range.
         """
         if not count > noise_std:
             note = "the noisy count is within its noise: these are the middle and half of the range"
@@ -127,9 +127,9 @@ class RangedQuery(Query):
 class Sum(RangedQuery, SumQuery):
     """The sum of each feature over all records, at most `max_records` of each client.
 
-    A feature is divided by the largest magnitude in its range, so that its noise is in proportion
-    to that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features
-    has an L1 norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
+    A feature is divided by the largest magnitude in its range: its noise is in proportion to that,
+    not to another feature's. Privacy: see `Query`; a client's vector of `d` features has an L1
+    norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
     """
 
     kind: ClassVar[str] = "sum"
@@ -158,7 +158,7 @@ class Sum(RangedQuery, SumQuery):
         return rows.sum(axis=0), len(rows)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `sum`, shape `(features,)`; see `SumQuery.estimates`."""
+        """`sum`, shape `(features,)`; see `SumQuery.estimates`."""
         return {"sum": Estimate(value=total * self._scales, error=noise_std * self._scales)}
 
 
@@ -167,12 +167,12 @@ class Mean(RangedQuery, SumQuery):
     """The mean and standard deviation of each feature, as for normalisation.
 
     Each feature is shifted and scaled to `u` in [-1, 1]. A record adds `(u, 1 - u^2)` per feature,
-    and a 1 for the count, so that neither the number of records nor that of clients has to be
-    public. Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: so they lengthen no
-    vector in L2, and with Gaussian noise the standard deviations are free.
+    and a 1 for the count: neither the number of records nor that of clients has to be public.
+    Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: they lengthen no vector in
+    L2, and with Gaussian noise the standard deviations are free.
 
-    Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most `sqrt(d + 1)
-    max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as `|u| + 1 - u^2` is
+    Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most `sqrt(d +
+    1) max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as `|u| + 1 - u^2` is
     largest at `|u| = 1/2`.
     """
 
@@ -199,11 +199,11 @@ class Mean(RangedQuery, SumQuery):
         return np.concatenate(sums), len(scaled)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Return `mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
+        """`mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
 
         Errors are to first order in the noise; see `_means` for a count within its noise. A
-        standard deviation that may be zero is reported at the upper end of its error, so that
-        dividing by it never magnifies noise.
+        standard deviation that may be zero is reported at its error's upper end: dividing by it
+        never magnifies noise.
         """
         half, count = self._half, float(total[-1])
         mean = self._means(total[: self.features], count, noise_std)

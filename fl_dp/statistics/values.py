@@ -1,7 +1,7 @@
 """Values that clients hold or send, read without raising.
 
-If a client raises, everyone sees that it did not answer. So an unreadable value is no record, and a
-vector that can't be summed is the null contribution.
+A client that raises shows everyone that it did not answer. So an unreadable value is no record,
+and a vector that can't be summed is the null contribution.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 
 def records(values: object, features: int) -> NDArray[np.float64]:
-    """Return the records in `values` that have no NaN, one per row.
+    """The records in `values` that have no NaN, one per row.
 
     Args:
         values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
             records and the others hold `features` numbers; a vector of that length is one record.
-        features: Number of features of a record.
+        features: Features per record.
 
     Returns:
         Float64, shape `(n, features)`, infinities included. `n` is 0 for another shape, or for no
@@ -40,7 +40,7 @@ def records(values: object, features: int) -> NDArray[np.float64]:
 
 
 def labels(values: object) -> list[object]:
-    """Return the labels in `values`, an array or any collection; a string is one label."""
+    """The labels in `values`, an array or any collection; a string is one label."""
     if isinstance(values, np.ndarray):
         return list(values.reshape(-1).tolist())
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
@@ -49,7 +49,7 @@ def labels(values: object) -> list[object]:
 
 
 def count_records(values: object) -> int:
-    """Return the number of records along the first axis, without those with a NaN."""
+    """Number of records along the first axis, without those with a NaN."""
     array = _real_array(values)
     if array is None:
         return sum(not _is_missing(label) for label in labels(values))
@@ -58,7 +58,7 @@ def count_records(values: object) -> int:
 
 
 def vector(values: object, dimension: int) -> NDArray[np.float64]:
-    """Return one client's contribution as sent, or zeros if it is no real vector of that length."""
+    """One client's contribution as sent, or zeros if it is no real vector of that length."""
     array = _real_array(values)
     if array is None or array.shape != (dimension,):
         return np.zeros(dimension)
@@ -70,7 +70,7 @@ def _is_missing(label: object) -> bool:
 
 
 def _real_array(values: object) -> NDArray[np.float64] | None:
-    """Return a float64 copy, or None for anything but an array of real numbers."""
+    """A float64 copy, or None for anything but an array of real numbers."""
     try:
         # A long double beyond float64 becomes infinity, and is then clipped like any other.
         with np.errstate(over="ignore", invalid="ignore"):

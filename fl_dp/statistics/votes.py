@@ -27,7 +27,7 @@ class Vote(Query):
     zero for each.
 
     Privacy: see `Query`, but for the norms: the range bounds the draw. A client of scores `s` adds
-    `s_i` to the utility of candidate `i`, so the log-ratio of the two laws differs between any two
+    `s_i` to the utility of candidate `i`. So the log-ratio of the two laws differs between any two
     candidates by at most `rate * (max s - min s) <= rate`. Half a point less for each candidate is
     the same draw, and moves every utility by at most `sensitivity = 1/2` either way. The number of
     candidates does not matter.
@@ -36,8 +36,7 @@ class Vote(Query):
         max_records: Always 1: a client has one vote.
         candidates: Number of candidates, at least 2; public.
 
-    Reference:
-        McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
+    Reference: McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
     """
 
     kind: ClassVar[str] = "vote"
@@ -48,7 +47,7 @@ class Vote(Query):
         """Validate.
 
         Raises:
-            ValueError: If there are fewer than two candidates, or a client has several votes.
+            ValueError: There are fewer than two candidates, or a client has several votes.
         """
         super().__post_init__()
         count: object = self.candidates  # it may have come from a message
@@ -74,7 +73,7 @@ class Vote(Query):
 
     @property
     def max_units(self) -> int:
-        """Number of encoded vectors that can be summed exactly."""
+        """Encoded vectors that can be summed exactly."""
         return int(2.0**53 / _STEPS)
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
@@ -87,8 +86,8 @@ class Vote(Query):
         """Count one client's scores in whole steps; zeros if they are no vote.
 
         Returns:
-            Integer-valued float64, shape `(candidates,)`. Sums of up to `max_units` of them are
-            exact, whatever their order.
+            Integer-valued float64, shape `(candidates,)`. Sums of up to `max_units` are exact, in
+            any order.
         """
         scores = vector(contribution, self.candidates)
         if not _is_vote(scores):
@@ -96,7 +95,7 @@ class Vote(Query):
         return np.floor(scores * _STEPS)  # never above the score: its range is charged
 
     def utilities(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return each candidate's utility in votes, for the exponential mechanism alone.
+        """Each candidate's utility in votes, for the exponential mechanism alone.
 
         `total` is the sum of `encode`d vectors, shape `(candidates,)`.
         """

@@ -21,10 +21,10 @@ AnyQuery: TypeAlias = (
 
 
 def query_from_json(text: str) -> Query:
-    """Return the query that `encode_text` wrote.
+    """The query that `encode_text` wrote.
 
     Raises:
-        ValueError: If the kind is unknown, or a field is missing, unknown or out of range: a client
+        ValueError: The kind is unknown, or a field is missing, unknown or out of range: a client
             that ignored an unknown field would answer another question.
     """
     query: Query = decode(AnyQuery, parsed_object(text, "query"), "query")
