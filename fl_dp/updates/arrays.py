@@ -1,6 +1,6 @@
 """The numbers inside a Flower `Array`: read without a copy, written in the form they came in.
 
-An `Array` holds the bytes of an .npy file. Its sender chose every byte, its header included, so
+An `Array` holds the bytes of an .npy file. Its sender chose every byte, header included. So
 nothing is unpickled, and no header decides how much is allocated: the returned view is as long as
 the bytes that came.
 
@@ -33,10 +33,10 @@ _LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little parsing for an att
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayForm:
-    """Form of the numbers of an array.
+    """Form of an array's numbers.
 
     Attributes:
-        shape: Shape of the array; `()` for a scalar.
+        shape: `()` for a scalar.
         declared: `Array.dtype`, a name such as "float32" or "bfloat16".
         stored: The dtype of the .npy file's items; void or integer for bfloat16.
         bfloat16: Whether the items are bfloat16.
@@ -54,18 +54,18 @@ class ArrayForm:
 
 
 def form_of(dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
-    """Return the form of numbers that NumPy stores as it computes with them."""
+    """The form of numbers that NumPy stores as it computes with them."""
     stored = np.dtype(dtype)
     return ArrayForm(shape=shape, declared=stored.name, stored=stored, bfloat16=False)
 
 
 def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
-    """Return an array's form and its numbers, in the form's `dtype` and `shape`.
+    """An array's form and its numbers, in the form's `dtype` and `shape`.
 
     The numbers are a read-only view of `array.data`, except for bfloat16, which is widened.
 
     Raises:
-        ValueError: If it is no .npy file of plain numbers, or not as long as its header says.
+        ValueError: It is no .npy file of plain numbers, or not as long as its header says.
     """
     if array.stype != _STYPE:
         raise ValueError(f"its serialization type is not '{_STYPE}'")
@@ -83,10 +83,10 @@ def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
 
 
 def values_of(array: Array) -> NDArray[np.floating]:
-    """Return the numbers of a floating-point array: float16, 32, 64 or long double; see `read`.
+    """Numbers of a floating-point array: float16, 32, 64 or long double; see `read`.
 
     Raises:
-        ValueError: If it can't be read, or is not floating-point.
+        ValueError: It can't be read, or is not floating-point.
     """
     form, values = read(array)
     if not np.issubdtype(form.dtype, np.floating):
@@ -101,7 +101,7 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
         values: As many numbers as `form.shape` holds, of any floating dtype. They are rounded to
             nearest even (bfloat16 by way of float32, as PyTorch does); too large ones become
             infinite.
-        form: The form that `read` returned for the array to replace.
+        form: What `read` returned for the array to replace.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = np.asarray(values, dtype=form.dtype).reshape(form.shape)
@@ -111,7 +111,7 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
 
 
 def plain_array(items: NDArray[Any], *, declared: str | None = None) -> Array:
-    """Return the items as Flower would write them, copied once instead of three times."""
+    """The items as Flower would write them, copied once instead of three times."""
     items = np.asarray(items, order="C")
     flat = items.reshape(-1)
 
@@ -128,9 +128,9 @@ def filled_array(
     *,
     declared: str | None = None,
 ) -> Array:
-    """Return an array as Flower would write it, whose bytes `write` fills without a copy.
+    """An array as Flower would write it, whose bytes `write` fills without a copy.
 
-    `write` gets the flat array of its numbers in C order, which holds zeros.
+    `write` gets the flat array of its numbers in C order, all zeros.
     """
     size = math.prod(shape)
     header = _header(dtype, shape)
@@ -145,7 +145,7 @@ def filled_array(
 
 @lru_cache(maxsize=256)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of an .npy file of such an array."""
+    """The header of an .npy file of such an array."""
     stream = io.BytesIO()
     described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(stream, described)
@@ -153,14 +153,14 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Return the float32 numbers of bfloat16 bits; exact."""
+    """The float32 numbers of bfloat16 bits; exact."""
     wide = bits.astype(np.uint32, order="C")
     wide <<= np.uint32(16)
     return wide.view(np.float32)
 
 
 def narrowed(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
+    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(numbers).reshape(numbers.shape).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)
@@ -169,7 +169,7 @@ def narrowed(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _items(data: bytes) -> tuple[np.dtype[Any], NDArray[Any]]:
-    """Return the items of an .npy file and their dtype; a read-only view."""
+    """The items of an .npy file and their dtype; a read-only view."""
     header = _header_of(data)
     shape, fortran_order, stored = _parsed(header)
     if stored.hasobject or stored.names is not None or stored.subdtype is not None:
@@ -182,7 +182,7 @@ def _items(data: bytes) -> tuple[np.dtype[Any], NDArray[Any]]:
 
 
 def _header_of(data: bytes) -> bytes:
-    """Return everything before the items."""
+    """Everything before the items."""
     width = 2 if data[6:8] == b"\x01\x00" else 4
     start = npy.MAGIC_LEN + width
     length = int.from_bytes(data[npy.MAGIC_LEN : start], "little")
@@ -193,7 +193,7 @@ def _header_of(data: bytes) -> bytes:
 
 @lru_cache(maxsize=256)  # the replies of a round all have the model's few headers
 def _parsed(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, Fortran order and item dtype."""
+    """Shape, Fortran order and item dtype."""
     stream = io.BytesIO(header)
     version = npy.read_magic(stream)
     if version == (1, 0):

@@ -1,7 +1,7 @@
 """Running statistics of BatchNorms: found in a model, and repaired where they were averaged.
 
-They are averages, not parameters. A private training would clip them and add noise to them, which
-ruins the model without an error.
+They are averages, not parameters. A private training would clip and noise them, which ruins the
+model without an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ENDINGS = ("running_mean", RUNNING_VARIANCE, "moving_mean", "moving_variance") 
 
 
 def running_statistics(model: ArrayRecord) -> list[str]:
-    """Return the names of arrays that hold running means and variances, in the model's order.
+    """Names of arrays that hold running means and variances, in the model's order.
 
     Arrays without names, as in a list, are recognised by their order: PyTorch counts batches after
     a variance, and a fresh layer of Keras is ones, zeros, zeros, ones.
 
     Raises:
-        ValueError: If an array can't be read.
+        ValueError: An array can't be read.
     """
     names = list(model)
     if not all(name.isdecimal() for name in names):
@@ -48,16 +48,16 @@ def running_statistics(model: ArrayRecord) -> list[str]:
 
 
 def _is_fresh_layer(layer: Sequence[NDArray[Any]]) -> bool:
-    """Return whether arrays are those of a fresh BatchNorm of Keras."""
+    """Whether arrays are those of a fresh BatchNorm of Keras."""
     if len(layer) != 4 or any(array.shape != layer[-1].shape for array in layer):
         return False
     return all((array == value).all() for array, value in zip(layer, (1, 0, 0, 1), strict=True))
 
 
 def with_sound_variances(model: ArrayRecord) -> ArrayRecord:
-    """Return a model whose running variances are at least zero.
+    """A model whose running variances are at least zero.
 
-    A server optimizer with momentum can make an average of variances negative, and the model then
+    A server optimizer with momentum can make an average of variances negative: the model then
     returns NaN.
     """
     repaired = {}

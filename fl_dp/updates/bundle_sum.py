@@ -5,8 +5,8 @@
     >>> total = sums.updates.total
     >>> released = bundle.updates.release(total, bundle.updates.noise(total.size, rng))
 
-The server adds units one by one, or the sums that nodes made of their own units: both ends use this
-class, so that a unit counts the same wherever it is clipped.
+The server adds units one by one, or the sums that nodes made of their own. Both ends use this
+class: a unit counts the same wherever it is clipped.
 """
 
 from __future__ import annotations
@@ -32,17 +32,13 @@ class BundleSum:
     Attributes:
         bundle: The sums and the clipping of units.
         updates: The sum of clipped updates.
-        scalars: The sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
+        scalars: Sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
     """
 
     def __init__(
         self, bundle: GaussianBundle, layout: VectorLayout, origin: NDArray[np.float64]
     ) -> None:
-        """Start from zero; arguments as for `ClippedSum`.
-
-        Raises:
-            ValueError: As `ClippedSum` does.
-        """
+        """Start from zero; arguments and errors as for `ClippedSum`."""
         self.bundle = bundle
         self.updates = ClippedSum(
             layout, origin, grid=bundle.updates.grid, clipping_norms=bundle.clipping_norms
@@ -82,7 +78,7 @@ class BundleSum:
         """Add the sums that a node made of at most `max_units` units of its own.
 
         Raises:
-            RefusedUpdate: If they are no such sums, or more than `max_units` can reach. Nothing was
+            RefusedUpdate: They are no such sums, or more than `max_units` can reach. Nothing was
                 added.
         """
         sums = np.array(scalars, dtype=np.float64)

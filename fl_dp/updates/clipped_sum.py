@@ -1,14 +1,14 @@
-"""Summing the updates of a round one by one, in memory that does not grow with the cohort.
+"""Summing a round's updates one by one, in memory that does not grow with the cohort.
 
     >>> total = ClippedSum(layout, origin, grid=mechanism.grid, clipping_norms=[1.0])
     >>> for reply in replies:
     ...     total.add(only_array_record(reply.content))
     >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
-An update is read for its norm first; with the next one, or when the sum is asked for, it is scaled,
-rounded and added. So each goes through memory once, block by block. Several threads share the
+An update is read for its norm first. With the next one, or when the sum is asked for, it is
+scaled, rounded and added: each goes through memory once, block by block. Several threads share the
 blocks; NumPy releases the interpreter inside them. A block's result depends on nothing but the
-block, and the blocks' squares are summed without rounding, so neither timing nor the number of
+block, and the blocks' squares are summed without rounding: neither timing nor the number of
 threads can change a bit.
 """
 
@@ -104,7 +104,7 @@ class _Sum:
         )
 
     def _pieces(self, start: int, stop: int) -> Iterator[_Piece]:
-        """Yield the pieces of arrays between two positions of the flat vector."""
+        """The pieces of arrays between two positions of the flat vector."""
         specs = self.layout.released
         first = bisect_right(specs, start, key=lambda spec: spec.start) - 1
         for index in range(first, len(specs)):
@@ -119,8 +119,8 @@ class _Sum:
         """Read a unit's model, or return its update.
 
         Raises:
-            RefusedUpdate: If it is not such a model.
-            ValueError: If an update has another shape.
+            RefusedUpdate: It is not such a model.
+            ValueError: An update has another shape.
         """
         if isinstance(unit, ArrayRecord):
             return self.layout.values(unit)
@@ -138,7 +138,7 @@ class _Sum:
     def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
         """Let threads use the sum so far block by block, each while the cache has it.
 
-        `use` is called with a block of `total` and its slice of the flat vector.
+        `use` gets a block of `total` and its slice of the flat vector.
         """
         last = self._taken_scales()
 
@@ -151,7 +151,7 @@ class _Sum:
         self._for_each_block(add_and_use)
 
     def _load(self, values: _Values) -> list[float]:
-        """Load an update into the scratch memory, and return the norm of each group.
+        """Load an update into the scratch memory, and return each group's norm.
 
         The previous update is added first. A norm is infinite if an entry is not finite.
         """
@@ -179,7 +179,7 @@ class _Sum:
         return [_norm(parts, self._update[group]) for parts, group in groups]
 
     def _taken_scales(self) -> Sequence[float] | None:
-        """Return the scales of an update that is still to be added, once: it may fail."""
+        """Scales of an update that is still to be added, once: it may fail."""
         scales, self._scales = self._scales, None
         return scales
 
@@ -194,7 +194,7 @@ class _Sum:
         np.add(block.total, update, out=block.total)
 
     def _for_each_block(self, work: Callable[[int], None]) -> None:
-        """Call `work` with the number of every block, in threads if that pays off."""
+        """Call `work` with each block's number, in threads if that pays off."""
         threads.share(len(self._blocks), work, at_most=self.layout.size // _BLOCK)
 
 
@@ -208,7 +208,7 @@ class ClippedSum(_Sum):
     Attributes:
         total: Integer-valued float64 in grid steps, shape `(layout.size,)`.
         layout: Position of each array in it.
-        sensitivity: L2 norm that no unit's contribution exceeds, in the units of the updates.
+        sensitivity: L2 norm that no unit's contribution exceeds, in the updates' units.
     """
 
     _truncates = True
@@ -226,12 +226,12 @@ class ClippedSum(_Sum):
         Args:
             layout: Layout of the model that was sent out.
             origin: That model, flattened. Not copied: it must not change.
-            grid: The grid step in the units of the updates, a `GridMechanism.grid`.
+            grid: The grid step in the updates' units, a `GridMechanism.grid`.
             clipping_norms: One L2 bound on the whole update, or one for each released array in
-                order; with several, their joint norm is the sensitivity.
+                order. With several, their joint norm is the sensitivity.
 
         Raises:
-            ValueError: If origin is not of this layout, there are neither one nor as many bounds as
+            ValueError: Origin is not of this layout, there are neither one nor as many bounds as
                 arrays, a bound or the grid is not positive and finite, or float64 can't hold one
                 update on this grid.
         """
@@ -266,14 +266,14 @@ class ClippedSum(_Sum):
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
-            The L2 norm of the whole update before clipping, private; infinity if it or its norm
-            was not finite, and it added nothing.
+            The whole update's L2 norm before clipping, private; infinity if it or its norm was not
+            finite, and it added nothing.
 
         Raises:
-            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
+            RefusedUpdate: A name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
-            ValueError: If the weight is outside [0, 1], or a flat update has another shape.
-            OverflowError: If more units are added than float64 sums exactly on this grid.
+            ValueError: The weight is outside [0, 1], or a flat update has another shape.
+            OverflowError: More units are added than float64 sums exactly on this grid.
         """
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
@@ -281,19 +281,19 @@ class ClippedSum(_Sum):
         return self._add_clipped(self._values_of(unit), weight)
 
     def add_rows(self, vectors: NDArray[np.floating]) -> list[float]:
-        """Clip the updates of many units and add them, equal to the bit to `add` of each.
+        """Clip many units' updates and add them, equal to the bit to `add` of each.
 
         Args:
-            vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row is
-                the result of `layout.flatten` for one, but for its dtype.
+            vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row
+                is one's `layout.flatten`, but for its dtype.
 
         Returns:
             The result of `add` for each.
 
         Raises:
-            RefusedUpdate: If it is no such matrix; nothing was added.
-            OverflowError: If more units are added than float64 sums exactly on this grid; nothing
-                was added.
+            RefusedUpdate: It is no such matrix; nothing was added.
+            OverflowError: More units are added than float64 sums exactly on this grid; nothing was
+                added.
         """
         rows = np.asarray(vectors)
         fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
@@ -322,7 +322,7 @@ class ClippedSum(_Sum):
         return unit_norms
 
     def _empty(self) -> ClippedSum:
-        """Return a sum of the same kind that starts from zero."""
+        """A sum of the same kind that starts from zero."""
         return ClippedSum(
             self.layout, self._origin, grid=self.grid, clipping_norms=self._clipping_norms
         )
@@ -350,10 +350,11 @@ class ClippedSum(_Sum):
         """Add a node's own sum of at most `max_units` units, a public number: those that it hosts.
 
         Raises:
-            RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an
-                entry that is no integer, or a norm that `max_units` can't reach. Nothing was added.
-            ValueError: If `max_units` is below 1.
-            OverflowError: If more units are added than float64 sums exactly on this grid.
+            RefusedUpdate: It is not such a sum: a name, shape or dtype other than float64, an
+                entry that is no integer, or a norm that `max_units` can't reach. Nothing was
+                added.
+            ValueError: `max_units` is below 1.
+            OverflowError: More units are added than float64 sums exactly on this grid.
         """
         if max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
@@ -371,7 +372,7 @@ class ClippedSum(_Sum):
         self._total += steps
 
     def steps(self) -> ArrayRecord:
-        """Return the sum for `add_steps` at the server: float64 arrays of grid steps."""
+        """The sum for `add_steps` at the server: float64 arrays of grid steps."""
         return self.layout.in_float64().unflatten(self.total)
 
     def _count(self, units: int) -> None:
@@ -384,7 +385,7 @@ class ClippedSum(_Sum):
         self._units += units
 
     def _clipping_factor(self, group: slice, norm: float, clipping_norm: float) -> float:
-        """Return the factor for the loaded group."""
+        """The loaded group's factor."""
         bound = clipping_norm * _CLIPPING_MARGIN
         if norm <= bound:
             return 1.0
@@ -400,7 +401,7 @@ class PlainSum(_Sum):
     It bounds no contribution: nothing computed from it is private by itself.
 
     Attributes:
-        total: Float64 in the units of the updates, shape `(layout.size,)`.
+        total: Float64 in the updates' units, shape `(layout.size,)`.
         layout: Position of each array in it.
     """
 
@@ -410,7 +411,7 @@ class PlainSum(_Sum):
         """Start from zero; arguments as for `ClippedSum`.
 
         Raises:
-            ValueError: If origin is not of this layout.
+            ValueError: Origin is not of this layout.
         """
         super().__init__(layout, origin, [slice(0, layout.size)])
 
@@ -422,13 +423,13 @@ class PlainSum(_Sum):
             weight: At least zero; may be the unit's own claim, such as its number of records.
 
         Returns:
-            The L2 norm of the update; infinity if it added nothing, because it or its weight was
-            not finite, the weight was negative, or their product was too large.
+            The update's L2 norm; infinity if it added nothing, because it or its weight was not
+            finite, the weight was negative, or their product was too large.
 
         Raises:
-            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
+            RefusedUpdate: A name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
-            ValueError: If a flat update has another shape.
+            ValueError: A flat update has another shape.
         """
         (norm,) = self._load(self._values_of(unit))
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
@@ -439,7 +440,7 @@ class PlainSum(_Sum):
 
 
 def _squares(update: NDArray[np.float64]) -> list[float]:
-    """Return the sums of squares of the rows of a contiguous vector."""
+    """Sums of squares of a contiguous vector's rows."""
     whole = update.size // _ROW * _ROW
     rows = update[:whole].reshape(-1, _ROW)
     sums: list[Any] = np.vecdot(rows, rows).tolist()
@@ -448,7 +449,7 @@ def _squares(update: NDArray[np.float64]) -> list[float]:
 
 
 def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
-    """Return the L2 norm of an update from its sums of squares; infinity if it is not finite."""
+    """An update's L2 norm from its sums of squares; infinity if it is not finite."""
     try:
         norm = math.sqrt(math.fsum(squares))
     except OverflowError:  # fsum raises where a plain sum says infinity

@@ -1,17 +1,16 @@
-"""Fewer bytes on the wire: updates are encoded on their way up, models narrowed on their way down.
+"""Fewer bytes on the wire: updates encoded on their way up, models narrowed on their way down.
 
     >>> compression = Compression(up="quantize", bits=4)
     >>> sent = compression.encode(update, np.random.default_rng())  # at the client, noise and all
     >>> received = compression.decode(sent, update.size)  # at the server, before it is clipped
 
-Privacy: none of its own, and none lost. An update is encoded after the noise that a client adds, or
-decoded before the server clips it and adds noise, so either way the encoding is post-processing or
-part of what a client may do anyway. The same holds for a model, which is released before it is
+Privacy: none of its own, and none lost. An update is encoded after the noise that a client adds,
+or decoded before the server clips it and adds noise. Either way the encoding is post-processing,
+or part of what a client may do anyway. The same holds for a model, which is released before it is
 narrowed. So the rounding may use NumPy's randomness: no privacy rests on it.
 
-Every encoding has a length that depends on the vector's length and the settings alone. The decoder
-uses the form that it asked for, never a claim of the reply: anything else is refused before it is
-unpacked.
+An encoding's length depends on the vector's length and the settings alone. The decoder uses the
+form that it asked for, never a claim of the reply: anything else is refused before it is unpacked.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Compression(CompressionOptions):
             A record for `decode`; its size does not depend on the numbers.
 
         Raises:
-            ValueError: If `up` is `none`, or an entry is not finite or beyond 1e300.
+            ValueError: `up` is `none`, or an entry is not finite or beyond 1e300.
         """
         if not (np.abs(update) <= LARGEST).all():
             raise ValueError("an update that is not finite can't be encoded")
@@ -69,12 +68,12 @@ class Compression(CompressionOptions):
         raise ValueError("updates are not encoded under up='none': send the model")
 
     def decode(self, encoded: ArrayRecord, size: int) -> NDArray[np.float64]:
-        """Return the update that a client encoded, float64 of shape `(size,)`.
+        """The update that a client encoded, float64 of shape `(size,)`.
 
         It may hold any number, even an infinite float16.
 
         Raises:
-            RefusedUpdate: If it is no encoding of a vector of this size.
+            RefusedUpdate: It is no encoding of a vector of this size.
         """
         if self.up == "none":
             raise RefusedUpdate("it is encoded, and nobody asked for that")
@@ -96,11 +95,11 @@ class Compression(CompressionOptions):
         return update
 
     def narrow(self, model: ArrayRecord) -> ArrayRecord:
-        """Return the model as it is sent; `widen` is its inverse but for the rounding."""
+        """The model as it is sent; `widen` is its inverse but for the rounding."""
         return model if self.down == "none" else narrow(model, self.down)
 
     def reply_bytes(self, model: ArrayRecord, layout: VectorLayout) -> int:
-        """Return the bytes of the arrays in a client's reply to this model.
+        """Bytes of the arrays in a client's reply to this model.
 
         Public: it depends on shapes and settings alone.
         """
@@ -109,7 +108,7 @@ class Compression(CompressionOptions):
         return sum(map(_file_bytes, self._forms(layout.size).values()))
 
     def _forms(self, size: int) -> dict[str, ArrayForm]:
-        """Return the form of each array in an encoding of `size` coordinates."""
+        """The form of each array in an encoding of `size` coordinates."""
         if self.up in NARROW_FORMATS:
             return {"values": narrow_form(self.up, (size,))}
         count = self._sent_count(size)
@@ -122,7 +121,7 @@ class Compression(CompressionOptions):
         return {"places": _indices_form(count, size)} | levels
 
     def _sent_count(self, size: int) -> int:
-        """Return the number of coordinates that are sent, of `size`."""
+        """Number of coordinates sent, of `size`."""
         if self.up != "top_k":
             return size
         return min(math.ceil(self.fraction * size), size)
@@ -138,12 +137,12 @@ class Compression(CompressionOptions):
 def update_in(
     content: RecordDict, compression: Compression | None, size: int
 ) -> ArrayRecord | NDArray[np.float64]:
-    """Return the content of a reply: a model, or the update of `size` coordinates that it encodes.
+    """The content of a reply: a model, or the update of `size` coordinates that it encodes.
 
-    A client without encodings answers with its model, which is read as usual.
+    A client without encodings answers with its model, read as usual.
 
     Raises:
-        RefusedUpdate: If it has not exactly one ArrayRecord, or one that can't be decoded.
+        RefusedUpdate: It has not exactly one ArrayRecord, or one that can't be decoded.
     """
     record = only_array_record(content)
     if ENCODED_UPDATE not in content.array_records:
@@ -152,17 +151,17 @@ def update_in(
 
 
 def sum_bytes(layout: VectorLayout) -> int:
-    """Return the bytes of the arrays of a node's own sum, which is in float64."""
+    """Bytes of the arrays of a node's own sum, which is in float64."""
     return sum(_file_bytes(spec.form) for spec in layout.in_float64().released)
 
 
 def array_bytes(arrays: ArrayRecord) -> int:
-    """Return the bytes of the arrays of a record, with the headers of their .npy files."""
+    """Bytes of a record's arrays, with the headers of their .npy files."""
     return sum(len(array.data) for array in arrays.values())
 
 
 def _largest(update: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return the indices of the largest magnitudes, ascending."""
+    """Indices of the largest magnitudes, ascending."""
     if count == update.size:
         return np.arange(count)
     # Argpartition's order depends on the magnitudes; an ascending one says less.
@@ -170,7 +169,7 @@ def _largest(update: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 
 
 def _indices_form(count: int, size: int) -> ArrayForm:
-    """Return the form of encoded indices: one bit per coordinate, or one number per index."""
+    """The form of encoded indices: one bit per coordinate, or one number per index."""
     number = np.dtype("<u4" if size <= 1 << 32 else "<u8")
     bitmap = math.ceil(size / 8)
     # The shorter of the two; both ends compute the choice, so that no message has to name it.
@@ -189,10 +188,10 @@ def _encoded_indices(indices: NDArray[np.int64], size: int) -> NDArray[np.unsign
 
 
 def _decoded_indices(encoded: NDArray[Any], count: int, size: int) -> NDArray[np.int64]:
-    """Return the indices of the numbers that were sent, ascending.
+    """Indices of the numbers that were sent, ascending.
 
     Raises:
-        RefusedUpdate: If they are not `count` different indices of the vector.
+        RefusedUpdate: They are not `count` different indices of the vector.
     """
     if encoded.dtype == np.uint8:
         indices = np.flatnonzero(np.unpackbits(encoded, count=size))
@@ -205,10 +204,10 @@ def _decoded_indices(encoded: NDArray[Any], count: int, size: int) -> NDArray[np
 
 
 def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
-    """Return the numbers of one array.
+    """The numbers of one array.
 
     Raises:
-        RefusedUpdate: If it is not of the form that `encode` writes, or can't be read.
+        RefusedUpdate: It is not of the form that `encode` writes, or can't be read.
     """
     try:
         form, values = read(encoded[name])

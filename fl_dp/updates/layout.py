@@ -26,7 +26,7 @@ class RefusedUpdate(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """One array that is released: its name, its form and its stretch of the flat vector."""
+    """One released array: its name, its form and its stretch of the flat vector."""
 
     name: str
     form: ArrayForm
@@ -40,11 +40,11 @@ class ArraySpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype that NumPy computes with: float32 stands in for bfloat16."""
+        """The dtype that NumPy computes with: float32 for bfloat16."""
         return self.form.dtype
 
     def accepts(self, declared: str) -> bool:
-        """Return whether an array of that `Array.dtype` can be read instead."""
+        """Whether an array of that `Array.dtype` can be read instead."""
         return declared in {self.form.declared, *(dtype.name for dtype in _USUAL)}
 
 
@@ -66,11 +66,11 @@ class VectorLayout:
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> Self:
-        """Return the layout of a model.
+        """The layout of a model.
 
         Raises:
-            ValueError: If an array can't be read, or is neither floating-point, integer nor
-                boolean, or none is floating-point.
+            ValueError: An array can't be read, or is neither floating-point, integer nor boolean,
+                or none is floating-point.
         """
         released: list[ArraySpec] = []
         server_only: set[str] = set()
@@ -100,12 +100,12 @@ class VectorLayout:
         return self.released[-1].stop
 
     def in_float64(self) -> Self:
-        """Return the layout of the same names and shapes with every array in float64."""
+        """The layout of the same names and shapes with every array in float64."""
         wide = (replace(spec, form=form_of(np.float64, spec.shape)) for spec in self.released)
         return replace(self, released=tuple(wide))
 
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return a record of the released arrays alone, bfloat16 ones as float32."""
+        """A record of the released arrays alone, bfloat16 ones as float32."""
         released: dict[str, Array] = {}
         for spec in self.released:
             array = arrays[spec.name]
@@ -113,13 +113,13 @@ class VectorLayout:
         return ArrayRecord(released)
 
     def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
-        """Return the numbers of the released arrays in order, each flat, in its own dtype.
+        """Numbers of the released arrays in order, each flat, in its own dtype.
 
-        They are views of the record's bytes where that is possible. Arrays in float32 or float64,
-        which NumPy clients compute with, are read whatever the model's own dtype is.
+        They are views of the record's bytes where possible. Arrays in float32 or float64, which
+        NumPy clients compute with, are read whatever the model's own dtype is.
 
         Raises:
-            RefusedUpdate: If a name or a shape is not the model's, or a dtype neither that nor
+            RefusedUpdate: A name or a shape is not the model's, a dtype is neither that nor
                 float32 or float64, or an array can't be read.
         """
         foreign = arrays.keys() - {spec.name for spec in self.released} - self.server_only
@@ -128,7 +128,7 @@ class VectorLayout:
         return list(self._read(arrays))
 
     def converts(self, content: RecordDict) -> bool:
-        """Return whether a reply that `values` has read has another dtype than the model."""
+        """Whether a reply that `values` has read has another dtype than the model."""
         usual = {spec.name: (spec.form.declared, spec.dtype.name) for spec in self.released}
         for arrays in content.array_records.values():
             for name, array in arrays.items():
@@ -137,7 +137,7 @@ class VectorLayout:
         return False
 
     def flatten(self, arrays: ArrayRecord) -> NDArray[np.float64]:
-        """Return the released arrays as one float64 vector, shape `(size,)`.
+        """The released arrays as one float64 vector, shape `(size,)`.
 
         Raises:
             RefusedUpdate: As `values` does.
@@ -149,15 +149,15 @@ class VectorLayout:
         return vector
 
     def unflatten(self, *vectors: NDArray[np.float64]) -> ArrayRecord:
-        """Return the released arrays that `flatten` would turn into a vector, or a sum of two.
+        """The released arrays that `flatten` would turn into a vector, or a sum of two.
 
-        They have the dtypes that NumPy computes with, so that a server optimizer can read them:
-        float32 stands in for bfloat16 until `merge` writes the model.
+        They have the dtypes that NumPy computes with, for a server optimizer to read: float32
+        stands in for bfloat16 until `merge` writes the model.
         """
         return ArrayRecord({spec.name: _array(spec, vectors) for spec in self.released})
 
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
-        """Return `model` with its released arrays replaced, in the model's order and forms."""
+        """`model` with its released arrays replaced, in the model's order and forms."""
         forms = {spec.name: spec.form for spec in self.released}
         merged = dict(model)
         for name, form in forms.items():
@@ -179,7 +179,7 @@ class VectorLayout:
 
 
 def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
-    """Return an array whose numbers are rounded once, after vectors are added in float64."""
+    """An array whose numbers are rounded once, after vectors are added in float64."""
     parts = [vector[spec.start : spec.stop] for vector in vectors]
 
     def write(flat: NDArray[Any]) -> None:
@@ -195,23 +195,23 @@ def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
 
 
 def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
-    """Return whether an array in this form can hold the numbers of the expected form."""
+    """Whether an array in this form can hold the numbers of the expected form."""
     if form.bfloat16 == expected.bfloat16 and form.dtype == expected.dtype:
         return True
     return not form.bfloat16 and form.dtype in _USUAL
 
 
 def _in_form(array: Array, form: ArrayForm) -> Array:
-    """Return the array itself if it has that form, else a new one of the same numbers."""
+    """The array itself if it has that form, else a new one of the same numbers."""
     own, values = read(array)
     return array if own == form else array_of(values, form)
 
 
 def only_array_record(content: RecordDict) -> ArrayRecord:
-    """Return the one ArrayRecord of a reply.
+    """The one ArrayRecord of a reply.
 
     Raises:
-        RefusedUpdate: If there is none or more than one.
+        RefusedUpdate: There is none or more than one.
     """
     records = list(content.array_records.values())
     if len(records) != 1:

@@ -1,8 +1,8 @@
 """Floating-point numbers in two bytes each: float16 and bfloat16.
 
-A narrow array keeps the name of its former dtype, so its receiver can widen it again. Its
-serialization type is one of ours: a client without this package fails at once, instead of training
-in a precision that no setting chose.
+A narrow array keeps its former dtype's name, so its receiver can widen it again. Its serialization
+type is ours: a client without this package fails at once, instead of training in a precision that
+no setting chose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STYPE = "fl-dp/"  # and the format
 
 
 def narrow_form(name: str, shape: tuple[int, ...]) -> ArrayForm:
-    """Return the form of an array in that narrow format."""
+    """The form of an array in that narrow format."""
     bfloat16 = name == "bfloat16"
     stored = np.dtype("<u2" if bfloat16 else "<f2")
     return ArrayForm(shape=shape, declared=name, stored=stored, bfloat16=bfloat16)
@@ -27,7 +27,7 @@ def narrow_form(name: str, shape: tuple[int, ...]) -> ArrayForm:
 def narrow_values(values: NDArray[np.floating], name: str) -> Array:
     """Write numbers in a narrow format, rounded to nearest even.
 
-    Numbers too large for float16 become its largest number, 65,504.
+    Numbers too large for float16 become its largest, 65,504.
     """
     if name == "float16":
         most = float(np.finfo(np.float16).max)
@@ -36,15 +36,15 @@ def narrow_values(values: NDArray[np.floating], name: str) -> Array:
 
 
 def narrow(model: ArrayRecord, name: str) -> ArrayRecord:
-    """Return a model whose floating-point arrays of over two bytes per number are narrow."""
+    """A model whose floating-point arrays of over two bytes per number are narrow."""
     return ArrayRecord({key: _narrowed(array, name) for key, array in model.items()})
 
 
 def widen(model: ArrayRecord) -> ArrayRecord:
-    """Return a model in its dtypes before `narrow`, rounded; any other model is unchanged.
+    """A model in its dtypes before `narrow`, rounded; any other model is unchanged.
 
     Raises:
-        ValueError: If a narrow array can't be read.
+        ValueError: A narrow array can't be read.
     """
     return ArrayRecord({key: _widened(array) for key, array in model.items()})
 

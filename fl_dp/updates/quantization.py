@@ -1,9 +1,9 @@
 """A vector in a few bits per number: stochastic rounding to the levels of its chunk.
 
-A chunk's `2**bits` levels are equally spaced from its least number to its largest. A number becomes
-the level below it or the one above, at random, so that it is right on average and off by less than
-their distance. Numbers on the levels do not change: a vector of two values is one bit per number,
-and nothing is lost.
+A chunk's `2**bits` levels are equally spaced from its least number to its largest. A number
+becomes the level below or above it, at random: right on average, and off by less than their
+distance. Numbers on the levels do not change: a vector of two values is one bit per number, and
+nothing is lost.
 
 Reference: Alistarh et al. 2017, "QSGD", section 3.1.
 """
@@ -29,8 +29,8 @@ class Quantized:
     """A vector of `size` numbers in `bits` bits each.
 
     Attributes:
-        scales: Least number of each chunk and its distance to the largest, shape `(chunks, 2)`.
-        codes: The numbers of the levels, packed, shape `(ceil(size * bits / 8),)`.
+        scales: Each chunk's least number and its distance to the largest, shape `(chunks, 2)`.
+        codes: Numbers of the levels, packed, shape `(ceil(size * bits / 8),)`.
     """
 
     scales: NDArray[np.float64]
@@ -38,17 +38,17 @@ class Quantized:
 
 
 def scales_shape(size: int) -> tuple[int, int]:
-    """Return the shape of the scales of `size` numbers."""
+    """Shape of the scales of `size` numbers."""
     return math.ceil(size / _CHUNK), 2
 
 
 def codes_shape(size: int, bits: int) -> tuple[int]:
-    """Return the shape of the packed codes of `size` numbers."""
+    """Shape of the packed codes of `size` numbers."""
     return (math.ceil(size * bits / 8),)
 
 
 def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -> Quantized:
-    """Round each number to one of its chunk's levels, so that it is right on average."""
+    """Round each number to one of its chunk's levels, right on average."""
     top = (1 << bits) - 1
     scales = np.empty(scales_shape(values.size))
     codes = np.empty(codes_shape(values.size, bits), dtype=np.uint8)
@@ -68,10 +68,10 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
 
 
 def dequantize(quantized: Quantized, size: int, bits: int) -> NDArray[np.float64]:
-    """Return the `size` numbers; scales and codes of the right shapes may hold any values.
+    """The `size` numbers; scales and codes of the right shapes may hold any values.
 
     Raises:
-        ValueError: If the scales are none of numbers up to `LARGEST`.
+        ValueError: The scales are none of numbers up to `LARGEST`.
     """
     low, width = quantized.scales.T
     if not ((np.abs(low) <= LARGEST) & (width >= 0.0) & (width <= 2.0 * LARGEST)).all():
@@ -87,7 +87,7 @@ def dequantize(quantized: Quantized, size: int, bits: int) -> NDArray[np.float64
 
 
 def _blocks(size: int, bits: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield the slices of each block's numbers, of their scales, and of their packed codes."""
+    """The slices of each block's numbers, of their scales, and of their packed codes."""
     for start in range(0, size, _BLOCK):
         stop = min(start + _BLOCK, size)
         yield (
@@ -98,7 +98,7 @@ def _blocks(size: int, bits: int) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _repeated(chunk_values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Return one value per number, given one per chunk."""
+    """One value per number, given one per chunk."""
     return np.repeat(chunk_values, _CHUNK)[:size]
 
 
@@ -109,7 +109,7 @@ def _packed(codes: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
 
 
 def _unpacked(packed: NDArray[np.uint8], size: int, bits: int) -> NDArray[np.uint16]:
-    """Return `size` codes from what `_packed` wrote."""
+    """The `size` codes that `_packed` wrote."""
     wide = np.zeros((size, 16), dtype=np.uint8)
     wide[:, 16 - bits :] = np.unpackbits(packed, count=size * bits).reshape(size, bits)
     return np.packbits(wide).view(">u2").astype(np.uint16)

@@ -28,11 +28,11 @@ Values = TypeVar("Values")
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPart:
-    """Names of a model's parameters by their location.
+    """Names of a model's parameters by their location, each in the model's order.
 
     Attributes:
-        shared: Parameters that are sent, in the model's order.
-        personal: Parameters that each unit trains and keeps, in the model's order.
+        shared: Parameters that are sent.
+        personal: Parameters that each unit trains and keeps.
         frozen: Parameters that no client trains: each has them from the first model.
     """
 
@@ -48,17 +48,17 @@ class SharedPart:
         *,
         frozen: Collection[str] = (),
     ) -> Self:
-        """Return the parts of a model.
+        """The parts of a model.
 
         Args:
             names: Names of all its arrays, in order.
             patterns: Names of the parameters to share, with `*` and `?` as in file names,
                 case-sensitive. None: all that are not frozen.
-            frozen: Names of those that no client trains; a pattern that matches one shares nothing.
+            frozen: Names of those that no client trains; a pattern that matches one shares
+                nothing.
 
         Raises:
-            ValueError: If there is no pattern, one matches nothing, or all together match
-                everything.
+            ValueError: There is no pattern, one matches nothing, or all together match everything.
         """
         trained = [name for name in names if name not in frozen]
         untrained = tuple(name for name in names if name in frozen)
@@ -86,10 +86,10 @@ class SharedPart:
         return cls(shared=tuple(chosen), personal=personal, frozen=untrained)
 
     def of_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the arrays that are sent: the server's first model.
+        """The arrays that are sent: the server's first model.
 
         Raises:
-            ValueError: If one is missing.
+            ValueError: One is missing.
         """
         missing = [name for name in self.shared if name not in arrays]
         if missing:
@@ -102,7 +102,7 @@ class SharedPart:
         """Check that a message has the shared parameters, in order, and nothing else.
 
         Raises:
-            ValueError: If it asks for more, for less, or for others.
+            ValueError: It asks for more, for less, or for others.
         """
         sent = tuple(names)
         if sent != self.shared:
@@ -114,11 +114,11 @@ class SharedPart:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Return the names that any of the patterns matches, in their order."""
+    """The names that any of the patterns matches, in their order."""
     all_patterns = tuple(patterns)
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in all_patterns)]
 
 
 def in_order(names: Iterable[str], values: Mapping[str, Values]) -> list[Values]:
-    """Return values in the order of names."""
+    """Values in the order of names."""
     return [values[name] for name in names]
