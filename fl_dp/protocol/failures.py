@@ -1,7 +1,7 @@
-"""Failures of simulated clients, with their tracebacks: a simulation protects nobody from its user.
+"""Failures of simulated clients, with tracebacks: a simulation protects nobody from its user.
 
-A real node sends only the kind of an error, as its text can hold data. No real node sends anything
-of this file, and no server of real nodes reads it.
+A real node sends only an error's kind, as its text can hold data. No real node sends anything of
+this file, and no server of real nodes reads it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException, *, whole_node: bool = True) -> Failure:
-        """Return an exception as a failure."""
+        """An exception as a failure."""
         text = "".join(traceback.format_exception(error)).strip()
         return cls(text=text, whole_node=whole_node)
 
@@ -44,19 +44,19 @@ class Failure:
 
 
 def reason_in_full(kind: str, failure: Failure) -> str:
-    """Return the reason of an error reply: its kind as a real node sends it, and the traceback."""
+    """An error reply's reason: its kind as a real node sends it, and the traceback."""
     return f"{kind}\n{failure.text}"
 
 
 def kind_in(reason: str | None) -> str:
-    """Return the kind with which an error's reason begins."""
+    """The kind with which an error's reason begins."""
     return (reason or "").partition("\n")[0]
 
 
 def take_failure(reply: Message) -> Failure | None:
     """Remove the failure from a simulated node's reply and return it; None: there is none.
 
-    An error reply of Flower's engine holds the traceback of its worker.
+    An error reply of Flower's engine holds its worker's traceback.
     """
     if reply.has_error():
         kind, _, text = (reply.error.reason or "").partition("\n")

@@ -1,9 +1,9 @@
 """All uses of parts of Flower, its engine's Ray and its web server that may move.
 
-Only this file and the hook of a gate (`fl_dp/gate/flower_hook.py`) import parts that Flower's
-documentation leaves out; a test checks every import. Each use says what it relies on and what to do
-when that moves. A failed import raises `FlowerChanged`, which is in `flower_versions.py` so that it
-can be caught when this file fails.
+Only this file and a gate's hook (`fl_dp/gate/flower_hook.py`) import parts that Flower's
+documentation leaves out; a test checks every import. Each use says what it relies on and what to
+do when that moves. A failed import raises `FlowerChanged`, which is in `flower_versions.py` so
+that it can be caught when this file fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_engine_s_worker() -> bool:
     """Tell whether this process is a worker of Flower's simulation engine.
 
     A worker is an actor of the engine's own class. A process that starts Ray itself, as an app may
-    at a real node, is none, nor is any worker of such an app.
+    at a real node, is none; nor is any worker of such an app.
     """
     # Relies on: the engine's module, and Ray's private name for what made an actor. Moved:
     # simulated nodes count as real, which costs comfort and no protection; write the new names.
@@ -74,7 +74,7 @@ def is_engine_s_worker() -> bool:
 
 
 def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], None]:
-    """Return `flower-superlink`'s main with its web app behind a guard; None: no guard."""
+    """`flower-superlink`'s main with its web app behind a guard; None: no guard."""
     # Relies on: it calls `uvicorn.run(app, ...)`. Moved: the guard's own path goes unanswered and
     # `fl-dp run` does not start; patch what it calls instead.
     import uvicorn
@@ -99,11 +99,9 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
 def supernode_behind(
     guard: Callable[[WebApp], WebApp], *, socket: Path | None = None
 ) -> Callable[[], None]:
-    """Return `flower-supernode`'s main with its web app behind a guard.
+    """`flower-supernode`'s main with its web app behind a guard, which wraps it.
 
-    Args:
-        guard: Wraps the web app.
-        socket: Unix socket at which it is served instead of a port.
+    It is served at the Unix socket, if given, instead of a port.
     """
     # Relies on: it makes a `uvicorn.Config(app, ...)`. Moved: tests/deploy says so; patch what it
     # calls instead.
@@ -125,7 +123,7 @@ def supernode_behind(
 
 
 def parsed_config(text: str) -> dict[str, Any]:
-    """Return Flower's reading of the text of `--node-config`."""
+    """Flower's reading of the text of `--node-config`."""
     # Relies on: the reader of `flower-supernode`. Moved: import what that command calls.
     with parts_of_flower():
         from flwr.common.config import parse_config_args
@@ -134,10 +132,9 @@ def parsed_config(text: str) -> dict[str, Any]:
 
 
 def bundle_name_and_version(file: Path | bytes) -> tuple[str, str]:
-    """Return the name `publisher/name` and the version of a bundle that `flwr build` wrote.
+    """The name `publisher/name` and the version of a bundle that `flwr build` wrote.
 
-    Args:
-        file: The bundle's file, or its bytes.
+    `file` is the bundle's file, or its bytes.
     """
     # Relies on: the readers of `flwr install`. Moved: read pyproject.toml in the bundle.
     with parts_of_flower():
@@ -148,7 +145,7 @@ def bundle_name_and_version(file: Path | bytes) -> tuple[str, str]:
 
 
 def signature_of(key: Ed25519PrivateKey, digest: bytes, signed_at: int) -> bytes:
-    """Return the signature of a bundle's digest that Flower's SuperNodes verify."""
+    """The signature of a bundle's digest that Flower's SuperNodes verify."""
     # Relies on: the primitives of Flower's check. Moved: import what the SuperNode verifies with.
     with parts_of_flower():
         from flwr.supercore.primitives.asymmetric_ed25519 import (

@@ -17,8 +17,7 @@ class FlowerChanged(ImportError):
     def __init__(self, lacking: object) -> None:
         """Name the installed version, what it lacks, and what to install.
 
-        Args:
-            lacking: The missing part in words, or the error that names it.
+        `lacking` is the missing part in words, or the error that names it.
         """
         super().__init__(
             # Not that of a package's metadata: nightly versions are another package.

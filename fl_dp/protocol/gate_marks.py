@@ -17,11 +17,9 @@ _HOLDS = "holds"
 
 
 def mark(answer: Message, enforcement: Enforcement) -> Message:
-    """Return an answer of a gate with its mark.
+    """Return a gate's answer with its mark, the policy's enforcement at this site.
 
-    Args:
-        answer: A message with content, or an error whose reason is one line.
-        enforcement: Enforcement of the policy at this site.
+    The answer has content, or is an error whose reason is one line.
     """
     if answer.has_error():
         error = answer.error
@@ -32,7 +30,7 @@ def mark(answer: Message, enforcement: Enforcement) -> Message:
 
 
 def enforcement_in(reply: Message) -> Enforcement:
-    """Return the enforcement in a reply of an untrusted node; `APP` without a mark."""
+    """The enforcement in an untrusted node's reply; `APP` without a mark."""
     if reply.has_error():
         return enforcement_named((reply.error.reason or "").partition("\n")[2])
     record = reply.content.get(GATE_KEY)

@@ -1,8 +1,8 @@
 """Introduction of a node before anything is charged: its name, and the form of its answers.
 
-It is the node's answer to the identity query, which touches no data. The server compares it with
-the model and refuses to start if it does not fit. Any app can answer such a query; what an app
-leaves out is not compared.
+It answers the identity query, and touches no data. The server compares it with the model and
+refuses to start if it does not fit. Any app can answer such a query; what an app leaves out is not
+compared.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Ability(StrEnum):
 
 
 def forms_of(arrays: ArrayRecord) -> dict[str, Form]:
-    """Return shape and dtype of each array by name."""
+    """Shape and dtype of each array by name."""
     return {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
 
 def forms_to_json(forms: Mapping[str, Form]) -> str:
-    """Return array forms as JSON text, in their order."""
+    """Array forms as JSON text, in their order."""
     return json.dumps(dict(forms))
 
 
 def forms_from_json(text: str) -> dict[str, Form]:
-    """Return the array forms that `forms_to_json` wrote.
+    """The array forms that `forms_to_json` wrote.
 
     Raises:
-        ValueError: The text is anything else.
+        ValueError: It is anything else.
     """
     with document("list of array forms"):
         return _forms(json.loads(text))
@@ -81,8 +81,8 @@ class NodeIdentity:
         falls_short: Whether its own ledger has room for a round and not for the whole training.
             False also where its owner does not let it tell.
         abilities: Abilities of its app.
-        enforcement: Enforcement of its promise, as it states itself.
-        wire: Version of the messages of its fl-dp; 0: before versions existed. None: another app.
+        enforcement: Its promise's enforcement, as it states itself.
+        wire: Version of its fl-dp's messages; 0: before versions existed. None: another app.
     """
 
     name: str = ""
@@ -99,7 +99,7 @@ class NodeIdentity:
     wire: int | None = WIRE
 
     def to_config(self) -> ConfigRecord:
-        """Return the answer as the one ConfigRecord of a reply."""
+        """The answer as the one ConfigRecord of a reply."""
         about = asdict(self) | {"abilities": sorted(self.abilities)}
         # Separate keys, so that they can be read even if the text can't.
         name, wire = about.pop("name"), about.pop("wire")
@@ -111,7 +111,7 @@ class NodeIdentity:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read an answer of an untrusted node; unreadable parts are left out."""
+        """Read an untrusted node's answer; unreadable parts are left out."""
         name, wire = _text(str(config.get(_NAME_KEY, ""))), _wire(config)
         text = config.get(_ABOUT_KEY)
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
@@ -147,7 +147,7 @@ def _forms(fields: Any) -> dict[str, Form]:
 
 
 def _wire(config: Mapping[str, Any]) -> int | None:
-    """Return the version in an answer; without one it is an old node's, or another app's."""
+    """The version in an answer; without one it is an old node's, or another app's."""
     version = config.get(WIRE_KEY)
     if type(version) is int:
         return version
@@ -162,7 +162,7 @@ def _limit(value: object) -> Limit | None:
 
 
 def _text(value: object) -> str:
-    """Return a short text in one line, which may be logged, or an empty one for all others."""
+    """A short text in one line, which may be logged; all others become empty."""
     if isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable():
         return str(value)
     return ""

@@ -1,7 +1,7 @@
-"""Instruction of a round to a client about its privacy: JSON text in a train message's config.
+"""A round's instruction to a client about its privacy: JSON text in a train message's config.
 
 Plain clients never see one: with one unit per node and noise at the server, any Flower client
-works. An instruction travels only when a client has to do something for it.
+works. It travels only when a client has to do something for it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class NoiseInstruction:
     Attributes:
         scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
-        clipping_norm: Bound on the update, in the norm of the scheme.
+        clipping_norm: Bound on the update, in the scheme's norm.
         epsilon: The client's budget for the whole training. None: only the node's owner caps it.
-        delta: The delta of that budget.
+        delta: That budget's delta.
         neighboring_relation: Which data of the client are neighbours.
-        levels: Number of grid points of `exponential`, which costs no privacy. None: its default.
+        levels: Grid points of `exponential`, which cost no privacy. None: its default.
     """
 
     scheme: str
@@ -52,7 +52,7 @@ class NoiseInstruction:
         _require_promise(self.epsilon, self.delta, self.neighboring_relation)
 
     def mechanism(self) -> ClientScheme:
-        """Return the scheme that clips the update and adds the noise.
+        """The scheme that clips the update and adds the noise.
 
         Raises:
             ValueError: A field is out of range.
@@ -67,12 +67,12 @@ class NoiseInstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class SumInstruction:
-    """The price of a secure sum to a client, besides its terms.
+    """A secure sum's price to a client, besides its terms.
 
     Attributes:
         rounds: Number of planned sums: rounds, and other releases.
         epsilon: The client's budget for the whole training. None: only the node's owner caps it.
-        delta: The delta of that budget.
+        delta: That budget's delta.
         neighboring_relation: Which data of the client are neighbours.
         unit: `client`, or `record`.
     """
@@ -84,7 +84,7 @@ class SumInstruction:
     unit: str = "client"
 
     def __post_init__(self) -> None:
-        """Validate: a node stores the first of a run, and compares the others with it.
+        """Validate: a node stores a run's first, and compares the others with it.
 
         Raises:
             ValueError: A field is out of range.
@@ -97,7 +97,7 @@ class SumInstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
-    """Work of a client in one round, besides training.
+    """A client's work in one round, besides training.
 
     Attributes:
         server_round: The round's number.
@@ -105,12 +105,12 @@ class RoundInstruction:
             with its model as any Flower client does.
         sampling_rate: Rate of the coins that the node itself flips for its many units; it never
             tells how many came up. Excludes `units`.
-        max_units: Largest number of units that a node hosts.
+        max_units: Most units that a node hosts.
         of_records: Whether its units are its records, each one's update being its gradient.
         bundle: How units are clipped and summed on the node. It goes with `units` or
             `sampling_rate`, or names the metrics asked for.
-        weight_cap: Number of records from which on a unit has the full weight: the weight is
-            `min(records / weight_cap, 1)`. None: every unit has weight 1.
+        weight_cap: Records from which on a unit has the full weight, `min(records / weight_cap,
+            1)`. None: every unit has weight 1.
         utility: The unit's report for the selection (`loss`, `records`, or a name that the client
             knows). None: no report.
         client_noise: The noise that the client adds itself.
@@ -150,12 +150,12 @@ class RoundInstruction:
     @classmethod
     @lru_cache(maxsize=1)  # a node with thousands of units reads the same text for each of them
     def from_json(cls, text: str) -> Self:
-        """Return the instruction in a JSON text; see `decode_text`."""
+        """The instruction in a JSON text; see `decode_text`."""
         return decode_text(cls, text)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """Return the instruction in a message's config, or None."""
+        """The instruction in a message's config, or None."""
         text = config.get(INSTRUCTION_KEY)
         return None if text is None else cls.from_json(str(text))
 
@@ -170,7 +170,7 @@ def _require_promise(epsilon: float | None, delta: float | None, relation: str) 
 
 
 def applied_noise(instruction: RoundInstruction) -> ConfigRecord:
-    """Return a reply's record of its noise, which the server compares."""
+    """A reply's record of its noise, which the server compares."""
     noise = instruction.client_noise
     assert noise is not None  # nobody asks for less
     return ConfigRecord(

@@ -16,7 +16,7 @@ class OwnGrid(Grid):
     """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
 
     def host(self, num_nodes: int) -> None:
-        """Learn how many nodes a plan declares. A grid that was given its nodes ignores it."""
+        """Learn how many nodes a plan declares. A grid with given nodes ignores it."""
         return
 
     def set_run(self, run: Any) -> None:
@@ -53,9 +53,9 @@ class OwnGrid(Grid):
 
     @abstractmethod
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """Return replies to these messages that have come; perhaps not all at once."""
+        """Replies to these messages that have come; perhaps not all at once."""
 
 
 def simulates_nodes(grid: Grid) -> bool:
-    """Tell whether all nodes behind a grid are simulated: that protects nobody from the user."""
+    """Tell whether all of a grid's nodes are simulated: that protects nobody from the user."""
     return is_simulation(grid) or isinstance(grid, OwnGrid)

@@ -54,7 +54,7 @@ _REPLIERS, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
 
 
 def content_digest(content: RecordDict) -> str:
-    """Return a digest, in hexadecimal, of a message's content without its terms.
+    """Digest, in hexadecimal, of a message's content without its terms.
 
     It includes all that a client trains from: a learning rate of 0 for all but one client singles
     it out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
@@ -71,7 +71,7 @@ def content_digest(content: RecordDict) -> str:
 
 
 def run_config_digest(run_config: Mapping[str, Any]) -> bytes:
-    """Return a digest of a run's configuration, which reaches a node besides its messages."""
+    """Digest of a run's configuration, which reaches a node besides its messages."""
     return digest("told", *_of_values(run_config))
 
 
@@ -103,12 +103,12 @@ def _of_value(value: Any) -> tuple[bytes, bytes]:
 
 
 def with_terms(content: RecordDict, terms: str) -> RecordDict:
-    """Return a message's content with the terms of its sum."""
+    """A message's content with its sum's terms."""
     return RecordDict(dict(content) | {SECURE_SUM_KEY: ConfigRecord({_TERMS: terms})})
 
 
 def terms_in(content: RecordDict) -> str | None:
-    """Return the text of the terms in a message; None if it belongs to no sum.
+    """Text of the terms in a message; None if it belongs to no sum.
 
     Raises:
         ValueError: The record is malformed. Ignoring it would remove the protection.
@@ -123,12 +123,12 @@ def terms_in(content: RecordDict) -> str | None:
 
 
 def without_terms(content: RecordDict) -> RecordDict:
-    """Return a message's content without the terms of a sum."""
+    """A message's content without a sum's terms."""
     return RecordDict({name: content[name] for name in content if name != SECURE_SUM_KEY})
 
 
 def masked_to_content(message: MaskedMessage) -> RecordDict:
-    """Return a client's reply."""
+    """A client's reply."""
     # An array, as it travels in chunks; bytes in a ConfigRecord travel in one piece.
     masked = Array(np.frombuffer(message.masked, np.uint8))
     rest: _Config = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
@@ -136,11 +136,7 @@ def masked_to_content(message: MaskedMessage) -> RecordDict:
 
 
 def masked_of(content: RecordDict, *, longest: int) -> MaskedMessage:
-    """Read a client's reply.
-
-    Args:
-        content: The reply's content.
-        longest: Largest number of bytes of the masked values, by the terms.
+    """Read a client's reply, of at most `longest` bytes of masked values, by the terms.
 
     Raises:
         RefusedUpdate: The content is no masked message.
@@ -183,7 +179,7 @@ class MemberQuestion:
     quorum: Mapping[int, bytes]
 
     def to_content(self) -> RecordDict:
-        """Return the question as a message's content."""
+        """The question as a message's content."""
         config: _Config = {
             _TERMS: self.terms,
             _ONLINE: list(self.online),
@@ -199,7 +195,7 @@ class MemberQuestion:
         """Read a question.
 
         Raises:
-            ValueError: The content is no question.
+            ValueError: The content is none.
         """
         config = _only_config(content)
         text = config.get(_TERMS)
@@ -215,7 +211,7 @@ class MemberQuestion:
 
 
 def signature_to_content(signature: bytes) -> RecordDict:
-    """Return a member's answer to a question for its signature."""
+    """A member's answer to a question for its signature."""
     return RecordDict({"config": ConfigRecord({_SIGNATURE: signature})})
 
 
@@ -232,7 +228,7 @@ def signature_of(content: RecordDict) -> bytes:
 
 
 def opened_to_content(opened: Opened) -> RecordDict:
-    """Return a member's opened shares as a message's content."""
+    """A member's opened shares as a message's content."""
     config: _Config = {
         _REPLIERS: list(opened.shares),
         _SHARES: list(opened.shares.values()),
@@ -245,7 +241,7 @@ def opened_of(content: RecordDict) -> Opened:
     """Read what `opened_to_content` wrote.
 
     Raises:
-        ValueError: The content is anything else.
+        ValueError: It is anything else.
     """
     config = _only_config(content)
     shares = zip(_integers(config, _REPLIERS), _blobs(config, _SHARES), strict=True)
@@ -256,7 +252,7 @@ def opened_of(content: RecordDict) -> Opened:
 
 
 def text_to_content(text: str) -> RecordDict:
-    """Return one text, such as a directory, as a message's content."""
+    """One text, such as a directory, as a message's content."""
     return RecordDict({"config": ConfigRecord({_TERMS: text})})
 
 

@@ -48,7 +48,7 @@ class UtilityQuery:
         )
 
     def privatize(self, utilities: Sequence[float], rng: SecureRandom) -> list[float]:
-        """Return one noisy utility for each unit's own; NaN counts as the null."""
+        """One noisy utility for each unit's own; NaN counts as the null."""
         null = self.high / 2.0
         measured = np.array(utilities, dtype=np.float64)
         bounded = np.where(np.isnan(measured), null, np.clip(measured, 0.0, self.high))
