@@ -1,8 +1,7 @@
 """The user as whom apps run: work is done in its place, beside each of its processes.
 
-A process's user, its namespaces and rights given to it decide what it may do. A forked child
-becomes the user in the network and the mounts of each of its processes. Their rights are read from
-`/proc`.
+A process's user, namespaces and given rights decide what it may do. A forked child becomes the
+user in the network and the mounts of each of its processes. Their rights are read from `/proc`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class AppUser(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return a user by name or number.
+        """A user by name or number.
 
         Raises:
             ValueError: There is no such user, or it is root, who may do anything.
@@ -51,11 +50,11 @@ def done_beside(user: AppUser, work: Callable[[], object]) -> Iterator[Any]:
 
     Args:
         user: The user that a child becomes.
-        work: Returns a value that JSON can hold. A child in another file system loads no module, so
+        work: Returns a value that JSON can hold. A child in another file system loads no module:
             the work's modules have to be imported already.
 
     Yields:
-        The result of the work beside each process.
+        The work's result beside each process.
 
     Raises:
         PermissionError: This process can't become that user.
@@ -68,7 +67,7 @@ def done_beside(user: AppUser, work: Callable[[], object]) -> Iterator[Any]:
 
 
 def rights_of_processes(uid: int) -> Iterator[str]:
-    """Yield each way in which a process of a user may do more than its user."""
+    """Yield each way in which a user's process may do more than its user."""
     for status in _processes(uid).values():
         name = status["Name"]
         if int(status["CapPrm"], 16):
@@ -117,7 +116,7 @@ def _processes(uid: int) -> dict[int, dict[str, str]]:
 
 
 def _neighbors(uid: int) -> list[int]:
-    """Return one process of a user for each pair of network and mounts; [0] where there is none."""
+    """One process of a user for each pair of network and mounts; [0] where there is none."""
     if os.geteuid() != 0:
         return [0]  # only root may enter other namespaces
     processes: dict[tuple[str, str], int] = {}
@@ -134,10 +133,7 @@ def _neighbors(uid: int) -> list[int]:
 def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> Any:
     """Do work in a child that is another user.
 
-    Args:
-        neighbor: Process whose namespaces the child enters; 0: it stays in those of this process.
-        user: The user that it becomes.
-        work: The work.
+    It enters the namespaces of the process `neighbor`; 0: it stays in those of this process.
     """
     arrives, leaves = os.pipe()
     child = os.fork()
@@ -162,7 +158,7 @@ def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> An
 
 
 def _enter(process: int) -> None:
-    """Enter the network and the mounts of a process."""
+    """Enter a process's network and mounts."""
     library = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
     descriptor = os.pidfd_open(process)
     if library.setns(descriptor, _NEW_MOUNTS | _NEW_NETWORK) != 0:

@@ -1,4 +1,4 @@
-"""A gated connection: Flower's eight functions, with the owner's gate between them and the server.
+"""A gated connection: Flower's eight functions, with the owner's gate before the server.
 
 Incoming messages are fetched whole, checked and paid for before Flower gets them. All objects of a
 reply are taken and none is sent on; the gate's own answer leaves by the real functions.
@@ -54,7 +54,7 @@ class _Reply:
         ids: The same as a set.
         limit: Bytes above which it is no model of this message.
         contents: Bytes of each object that arrived.
-        size: Number of bytes that arrived.
+        size: Bytes that arrived.
     """
 
     tree: ObjectTree
@@ -64,7 +64,7 @@ class _Reply:
     size: int = 0
 
     def message(self) -> Message | None:
-        """Return the reply; None: it can't be read."""
+        """The reply; None: it can't be read."""
         with Contained("the app's reply can't be read") as attempt:
             if self.size > self.limit:
                 raise ValueError(f"it is larger than {self.limit:,} bytes")
@@ -101,7 +101,7 @@ class GatedConnection:
         self._lock = threading.Lock()  # Flower pushes from several threads
 
     def functions(self) -> Connection:
-        """Return the functions that Flower gets instead of its own connection."""
+        """The functions that Flower gets instead of its own connection."""
         return Connection(
             node_id=self._real.node_id,
             receive=self.receive,
@@ -114,7 +114,7 @@ class GatedConnection:
         )
 
     def receive(self) -> tuple[Message, ObjectTree] | None:
-        """Return the next message that the app may have, after all others were answered."""
+        """The next message that the app may have, after all others were answered."""
         if self._passed is not None:  # Flower has given up on it
             self._end(None)
         received = self._real.receive()
@@ -160,7 +160,7 @@ class GatedConnection:
         self._real.confirm_message_received(run_id, message_id)
 
     def pull_object(self, run_id: int, object_id: str) -> bytes:
-        """Return an object of the message that the app may have, and no other."""
+        """An object of the message that the app may have, and no other."""
         if self._passed is None or object_id not in self._passed.parts.contents:
             raise KeyError(f"no object {object_id:.80} of the present message")
         return self._passed.parts.contents[object_id]
@@ -210,7 +210,7 @@ class GatedConnection:
         self._end(reply.message())
 
     def get_run(self, run_id: int) -> Run:
-        """Return a run, with the app that the gate has judged."""
+        """A run, with the app that the gate has judged."""
         run = self._real.get_run(run_id)
         judged = self._require_same(run_id, run.fab_hash)
         if run.override_config != judged.overrides:
@@ -220,20 +220,20 @@ class GatedConnection:
         return run
 
     def get_fab(self, fab_hash: str, run_id: int) -> Fab:
-        """Return a run's bundle, which is the one that the gate has judged."""
+        """A run's bundle, the one that the gate has judged."""
         fab = self._real.get_fab(fab_hash, run_id)
         self._require_same(run_id, hashlib.sha256(fab.content).hexdigest())
         return fab
 
     def _require_same(self, run_id: int, fab_hash: str) -> JudgedRun:
-        """Return the judged run, and refuse another app."""
+        """The judged run; another app is refused."""
         judged = self._runs.get(run_id)
         if judged is None or judged.app.fab_hash != fab_hash:
             raise PermissionError(f"the server has changed the app of run {run_id}")
         return judged
 
     def _judged(self, run_id: int) -> JudgedRun:
-        """Return a run with the bundle's own name, version and hash.
+        """A run with the bundle's own name, version and hash.
 
         Raises:
             ValueError: The bundle can't be read, or is not what the run names.

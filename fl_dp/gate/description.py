@@ -40,7 +40,7 @@ def describe_gate(policy: GatePolicy) -> PolicyDescription:
 
 
 def _room(policy: GatePolicy) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a sentence on how many answers fit into the cap, and what is wrong with it."""
+    """A sentence on how many answers fit into the cap, and what is wrong with it."""
     cap = NodeConfig.of(policy.node_config).cap
     if policy.keys.promise is not Promise.LOCAL or cap is None:
         return (), ()

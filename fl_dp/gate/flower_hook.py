@@ -80,7 +80,7 @@ class Wrapped(Protocol):
     """The layer between Flower's main loop and a connection."""
 
     def functions(self) -> Connection:
-        """Return the functions that the loop gets instead of the connection."""
+        """The functions that the loop gets instead of the connection."""
 
     def dropped_a_spare(self) -> bool:
         """Tell, once, whether a spare message was dropped and the app's reply is still to come."""
@@ -101,10 +101,10 @@ class Parts(NamedTuple):
 
 
 def supernode_behind_gate(wrap: Callable[[Connection], Wrapped]) -> Callable[[], None]:
-    """Return `flower-supernode`'s main, whose connection a gate wraps.
+    """`flower-supernode`'s main, whose connection a gate wraps.
 
     Raises:
-        FlowerChanged: This Flower is not one that the hook was tested with.
+        FlowerChanged: The hook was not tested with this Flower.
     """
     require_known_flower()
     opened, pushes = supernode._init_connection, supernode._push_messages
@@ -149,7 +149,7 @@ def require_known_flower() -> None:
 
 
 def checked_connection(connection: object) -> Connection:
-    """Return the values of Flower's `_init_connection` by name.
+    """The values of Flower's `_init_connection` by name.
 
     Raises:
         FlowerChanged: They are not a number and seven functions.
@@ -163,7 +163,7 @@ def checked_connection(connection: object) -> Connection:
 
 
 def ids_in(tree: ObjectTree, most: int = _MOST_OBJECTS) -> set[str]:
-    """Return the ids of a tree's objects.
+    """Ids of a tree's objects.
 
     Raises:
         ValueError: There are more than `most`.
@@ -177,7 +177,7 @@ def ids_in(tree: ObjectTree, most: int = _MOST_OBJECTS) -> set[str]:
 def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
     """Fetch a message's objects and return the message with its content.
 
-    The SuperNode uses the metadata of the shell, and the app those of the content's root: they must
+    The SuperNode uses the shell's metadata, and the app those of the content's root: they must
     agree.
 
     Args:
@@ -212,13 +212,9 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
 
 
 def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
-    """Return the number of bytes that objects take once they are inflated.
+    """Bytes that objects take once they are inflated, by the id of the one that holds all others.
 
     An array names its pieces by their index in a list, and may name one a million times.
-
-    Args:
-        root: Id of the object that holds all others.
-        contents: Bytes of each object, by id.
 
     Raises:
         ValueError: They are nested more deeply than those of a message. Hostile bytes may make
@@ -243,12 +239,12 @@ def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
 
 
 def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYTES) -> Message:
-    """Return the message that objects make up.
+    """The message that objects make up.
 
     Args:
         tree: Ids of its objects.
         contents: Bytes of each object, by id.
-        most: Largest number of bytes of the inflated message.
+        most: Most bytes of the inflated message.
 
     Raises:
         ValueError: They are no message, or it is larger. Hostile bytes may make Flower raise other
@@ -263,17 +259,17 @@ def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYT
 
 
 def config_of_run(bundle: bytes, run: Run) -> dict[str, Any]:
-    """Return the configuration that the SuperNode gives an app besides its messages."""
+    """The configuration that the SuperNode gives an app besides its messages."""
     return dict(get_fused_config_from_fab(bundle, run))
 
 
 def handed_to_app(asked: Message, content: RecordDict) -> Parts:
-    """Return a message with the same metadata and another content, as the app gets it."""
+    """A message with the same metadata and another content, as the app gets it."""
     return parts_of(make_message(copy(asked.metadata), content))
 
 
 def parts_of(message: Message) -> Parts:
-    """Return a message as it travels, with the id that follows from its content."""
+    """A message as it travels, with the id that follows from its content."""
     give_id(message, message.object_id)
     with no_object_id_recompute():
         tree = get_object_tree(message)

@@ -1,7 +1,7 @@
 """Answers of a gate: the owner's mods around any app that a message is for.
 
-Only answers that a mod makes leave. Queries are refused, except those that the gate answers itself:
-its introduction, and the keys and shares of secure sums.
+Only answers that a mod makes leave. Queries are refused, except those that the gate answers
+itself: its introduction, and the keys and shares of secure sums.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class GateHost(ModHost):
     """A gate as mods see it: it knows the app, which runs in another process."""
 
     def __init__(self, app: RunningApp, enforcement: Enforcement, message_id: str) -> None:
-        """Store the app, the enforcement of its policy, and the message's id."""
+        """Store the app, its policy's enforcement, and the message's id."""
         self._app, self._enforcement, self._message_id = app, enforcement, message_id
 
     def running_app(self) -> RunningApp:
-        """Return the app, with all digits of its bundle's hash."""
+        """The app, with all digits of its bundle's hash."""
         return self._app
 
     def enforcement(self) -> Enforcement:
-        """Return the enforcement of the charge."""
+        """The charge's enforcement."""
         return self._enforcement
 
     def message_id(self) -> str:
-        """Return the id that the server has given the message."""
+        """The id that the server has given the message."""
         return self._message_id
 
     def apps_are_verified(self) -> bool:
-        """Return True: no app can leave out what the owner requires."""
+        """True: no app can leave out what the owner requires."""
         return True
 
     def apart(self, *work: Any, **options: Any) -> NoReturn:
@@ -93,11 +93,9 @@ class Gate:
     """
 
     def __init__(self, policy: Path, *, isolated: bool = False) -> None:
-        """Read the policy once, so that an invalid one is an error at the start.
+        """Read the policy once: an invalid one is an error at the start.
 
-        Args:
-            policy: The policy's file, which is read again at every message.
-            isolated: Whether root has tried, and found, that apps can't bypass the gate.
+        Its file is read again at every message. For `isolated` see the class.
 
         Raises:
             NodeConfigError: The policy can't be read or is invalid.
@@ -111,7 +109,7 @@ class Gate:
         return Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
     def judge(self, asked: Message, run: JudgedRun) -> Ruling:
-        """Return the decision about a message."""
+        """The decision about a message."""
         try:
             policy = GatePolicy.read(self._file)
         except NodeConfigError as error:
@@ -128,14 +126,14 @@ class Gate:
     def _answer(
         self, asked: Message, run: JudgedRun, policy: GatePolicy, handler: ClientAppCallable
     ) -> Message:
-        """Return the message that leaves the site as the answer.
+        """The message that leaves the site as the answer.
 
         Privacy: under `local`, as `client_noise_mod` states of its reply, and under `distributed`
         as `secure_sum_mod` does, for all data of this site and whatever the app does. Under `clip`
-        one reply moves the model by no more than the norm, and under `record` the named app's
-        promise to each record holds. Of the app's reply only a model of the message's form and the
-        numbers that the policy names are used. All else is constant, or depends on the message and
-        the owner's policy alone.
+        one reply moves the model by no more than the norm. Under `record` the named app's promise
+        to each record holds. Of the app's reply only a model of the message's form and the numbers
+        that the policy names are used. All else is constant, or depends on the message and the
+        owner's policy alone.
         """
         has_instruction = _has_instruction(asked)  # before a mod has changed the message
         context = Context(
@@ -169,7 +167,7 @@ class Gate:
         return closed
 
     def _introduction(self, way: Way) -> ClientAppCallable:
-        """Return a handler of the identity query that describes the gate, whatever the app."""
+        """A handler of the identity query that describes the gate, whatever the app."""
         handler = identity_handler(app=APP, abilities=way.abilities)
 
         def introduce(message: Message, context: Context) -> Message:

@@ -1,15 +1,15 @@
 """Isolation of apps from their gate, found by trying as the apps' user.
 
 A gate bounds what leaves through Flower. An app that reads the ledger, changes the gate's code or
-opens a socket of its own needs no Flower. All of these are tried beside each process of the app's
+opens a socket of its own needs no Flower. All of these are tried beside each process of the apps'
 user.
 
     >>> attempts = tried(AppUser.named("fl-dp-app-north"), guarded)
     >>> is_isolated(attempts)
     True
 
-Trying needs root, and a gate is not root. So root writes the result beside the policy, where a gate
-reads it at its start (`write_result`, `found_isolated`).
+Trying needs root, and a gate is not root. So root writes the result beside the policy, where a
+gate reads it at its start (`write_result`, `found_isolated`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def tried(user: AppUser, guarded: Guarded) -> list[Attempt]:
 
 
 def code_of_gate() -> tuple[Path, ...]:
-    """Return the paths of the code of this process."""
+    """Paths of this process's code."""
     environment = Path(sys.prefix, "pyvenv.cfg")
     package = Path(__file__).parents[1]
     paths = [*map(Path, filter(None, sys.path)), package, Path(sys.executable), environment]
@@ -100,7 +100,7 @@ def code_of_gate() -> tuple[Path, ...]:
 
 
 def result_file(policy: Path) -> Path:
-    """Return the file with the result of a check for the gate with a policy."""
+    """The file with a check's result for the gate with a policy."""
     return policy.with_name(f"{policy.name}.isolation")
 
 
@@ -272,7 +272,7 @@ def _connects(family: int, kind: int, address: object) -> bool:
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Return the addresses of a host; none where its name can't be looked up."""
+    """A host's addresses; none where its name can't be looked up."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -281,7 +281,7 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[o
 
 
 def _unix_sockets() -> Iterator[tuple[str, int]]:
-    """Yield name and kind of each Unix socket in the present network that can be connected to."""
+    """Name and kind of each Unix socket in the present network that can be connected to."""
     try:
         lines = (PROCESSES / "self" / _SOCKETS).read_text(errors="replace").splitlines()[1:]
     except OSError:

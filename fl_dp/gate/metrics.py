@@ -31,7 +31,7 @@ _EXAMPLES = "num-examples"
 
 
 def numbers_in(reply: Message, names: Iterable[str]) -> dict[str, float]:
-    """Return a reply's numbers under these names; other values are left out.
+    """A reply's numbers under these names; other values are left out.
 
     Raises:
         ValueError: It is an error, or has not exactly one MetricRecord.
@@ -47,7 +47,7 @@ def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetri
     """Refuse numbers that the owner does not name, or names with another range.
 
     Raises:
-        PolicyRefusal: The text names the first of them.
+        PolicyRefusal: It names the first of them.
     """
     by_name = {metric.name: metric for metric in allowed}
     for metric in asked:
@@ -63,13 +63,13 @@ def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetri
 def noised(
     metrics: Iterable[ScalarMetric], numbers: Mapping[str, float], bundle: GaussianBundle
 ) -> MetricRecord:
-    """Return numbers with a bundle's noise, and the weight that every site has.
+    """Numbers with a bundle's noise, and the weight that every site has.
 
-    They may lie outside of their ranges: clipped, they would bias a mean over sites.
+    They may lie outside their ranges: clipped, they would bias a mean over sites.
 
     Args:
         metrics: The bundle's metrics, in order.
-        numbers: The measured numbers. A missing one counts as the middle of its range.
+        numbers: The measured numbers. A missing one counts as its range's middle.
         bundle: A bundle with these metrics, and no other scalars.
     """
     steps = bundle.scalar_steps(bundle.scalar_values(0.0, numbers))
@@ -85,13 +85,13 @@ def _in_ranges(metrics: Iterable[ScalarMetric], centred: Iterable[float]) -> Met
 
 
 def noised_evaluation(policy: GatePolicy, app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that answers with an app's measurements, bounded and noised.
+    """A handler that answers with an app's measurements, bounded and noised.
 
     Privacy: one answer is as private as one Gaussian of the owner's noise multiplier, for all that
     the site holds, zero-out neighbours: with `d` numbers, each in [-1/2, 1/2], the site moves the
     answer by `sqrt(d) / 2` at most. It is charged before the app is asked. If the app fails, or
-    answers with anything else, the answer is noise around the middles of the ranges; so it is once
-    the budget is spent.
+    answers with anything else, the answer is noise around the ranges' middles; so it is once the
+    budget is spent.
     """
     metrics = policy.keys.evaluation
     longest = 0.5 * math.sqrt(len(metrics))
@@ -118,8 +118,8 @@ def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
     """Refuse an evaluation in a secure sum that the owner does not allow.
 
     Raises:
-        PolicyRefusal: It asks for anything else than the owner's numbers in their ranges.
-        ValueError: The message asks for nothing, or can't be read.
+        PolicyRefusal: It asks for anything but the owner's numbers in their ranges.
+        ValueError: It asks for nothing, or can't be read.
     """
     require_allowed_query(_config_of(message), policy)
 
@@ -133,10 +133,10 @@ def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None
 
 
 def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that adds an app's measurements to a sum of means, as one client's.
+    """A handler that adds an app's measurements to a sum of means, as one client's.
 
-    Privacy: the contribution is within the query's sensitivity, whatever the app answers; noise and
-    masks are added around this handler. An app that fails adds zero.
+    Privacy: the contribution is within the query's sensitivity, whatever the app answers; noise
+    and masks are added around this handler. An app that fails adds zero.
     """
 
     def handle(message: Message, context: Context) -> Message:

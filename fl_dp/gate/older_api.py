@@ -23,10 +23,9 @@ _EXAMPLES, _LOSS, _OK = "num_examples", "loss", 0
 
 
 def older_names(evaluation: Collection[str]) -> Mod:
-    """Return a mod that answers messages of the older API under its names.
+    """A mod that answers messages of the older API under its names.
 
-    Args:
-        evaluation: Names of the numbers that an evaluation may return.
+    `evaluation` names the numbers that an evaluation may return.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -52,7 +51,7 @@ def older_names(evaluation: Collection[str]) -> Mod:
 
 
 def in_todays_names(app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that answers messages of the older API under the names of today's."""
+    """A handler that answers messages of the older API under today's names."""
 
     def handle(message: Message, context: Context) -> Message:
         prefix = _prefix_of(message)
@@ -65,7 +64,7 @@ def in_todays_names(app: ClientAppCallable) -> ClientAppCallable:
 
 
 def _prefix_of(message: Message) -> str | None:
-    """Return the prefix of the answer's names; None: the message is of today's API."""
+    """The prefix of the answer's names; None: the message is of today's API."""
     for name, prefix in _ANSWERS.items():
         if name in message.content:
             return prefix
@@ -73,7 +72,7 @@ def _prefix_of(message: Message) -> str | None:
 
 
 def _in_older_names(content: RecordDict, prefix: str) -> RecordDict:
-    """Return a gate's answer in the form that a server of the older API reads."""
+    """A gate's answer in the form that a server of the older API reads."""
     numbers = dict(content.metric_records[METRICS_KEY])
     renamed = RecordDict()
     for arrays in content.array_records.values():
@@ -88,7 +87,7 @@ def _in_older_names(content: RecordDict, prefix: str) -> RecordDict:
 
 
 def _in_todays_names(content: RecordDict, prefix: str) -> RecordDict:
-    """Return an app's answer under the names of today's API."""
+    """An app's answer under today's names."""
     if content.config_records[f"{prefix}.status"]["code"] != _OK:
         raise ValueError("the app replied with a status that is not OK")
     numbers = {

@@ -1,4 +1,4 @@
-"""Configuration of a named app: as its owner has written it down, with no choice of the server's.
+"""Configuration of a named app: as its owner wrote it down, with no choice of the server's.
 
 Epsilon, seeds and epochs come from a run's configuration or a message, both from the server.
 """
@@ -27,7 +27,7 @@ def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:
     """Refuse a run with another configuration than the bundle's own and the owner's.
 
     Raises:
-        PolicyRefusal: The text names the first key with another value.
+        PolicyRefusal: It names the first key with another value.
     """
     pinned = policy.keys.run_config
     config = {key: run.config.get(key) for key in {*run.overrides, *pinned}}
@@ -35,7 +35,7 @@ def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:
 
 
 def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
-    """Return the content of a message for the app: the model, and the owner's configuration.
+    """A message's content for the app: the model, and the owner's configuration.
 
     It includes the plan that is charged, under the key by which fl-dp's own clients train.
 
@@ -61,9 +61,9 @@ def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
 
 
 def plan_by_terms(config: Config, policy: GatePolicy) -> RecordPlan:
-    """Return the plan of a message, which has the owner's terms; without one the owner's plan.
+    """A message's plan, which has the owner's terms; without one the owner's plan.
 
-    Its budget and its number of rounds are the server's, and limit the server's own training.
+    Its budget and number of rounds are the server's, and limit the server's own training.
 
     Raises:
         PolicyRefusal: It has other terms: the server would state something that the app does not
@@ -89,13 +89,7 @@ def _number_of_round(value: object) -> int:
 
 
 def _require_pinned(config: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
-    """Refuse values that are not the owner's.
-
-    Args:
-        config: The server's values.
-        pinned: The owner's values.
-        key: The policy's key with the owner's values.
-    """
+    """Refuse server values that are not the owner's, which stand under `key` of the policy."""
     for name, value in sorted(config.items()):
         if name not in pinned:
             raise PolicyRefusal(f"the server sets {name!r:.50}, and {key} does not name it")

@@ -18,7 +18,7 @@ from .policy import GatePolicy
 
 
 def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> Callable[[], None]:
-    """Return a function that runs a SuperNode behind a gate.
+    """A function that runs a SuperNode behind a gate.
 
     Args:
         policy: File of the owner's policy.
@@ -26,9 +26,9 @@ def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> 
         isolated: Whether root has tried, and found, that apps can't bypass the gate.
 
     Raises:
-        NodeConfigError: The policy can't be read or is invalid, or its ledger or another file would
-            have each message answered by noise alone.
-        FlowerChanged: This Flower is not one that the gate was tested with.
+        NodeConfigError: The policy can't be read or is invalid, or its ledger or another file
+            would have each message answered by noise alone.
+        FlowerChanged: The gate was not tested with this Flower.
     """
     gate = Gate(policy, isolated=isolated)
     if problems := describe_gate(GatePolicy.read(policy)).wrong:

@@ -71,7 +71,7 @@ class Chain(NamedTuple):
     """A handler with mods around it, which together answer a message.
 
     Attributes:
-        handler: The handler that makes the answer.
+        handler: Makes the answer.
         mods: The mods around it, outermost first.
     """
 
@@ -88,15 +88,14 @@ class Way(ABC):
     """Enforcement of the promise, where that is not the gate."""
 
     def __init__(self, policy: GatePolicy, run: JudgedRun) -> None:
-        """Store the policy and the message's run."""
+        """Store policy and the message's run."""
         self._policy, self._run = policy, run
 
     @abstractmethod
     def require(self, instruction: RoundInstruction) -> None:
         """Refuse a round whose update would leave with less than the owner asks for.
 
-        Args:
-            instruction: Instruction of a round, or of the rehearsal, which says less.
+        The instruction is a round's, or the rehearsal's, which says less.
 
         Raises:
             PolicyRefusal: It would, or the round asks for anything else.
@@ -116,14 +115,14 @@ class Way(ABC):
 
     @abstractmethod
     def training(self, app: ClientAppCallable) -> Chain:
-        """Return how a training message is answered around the app."""
+        """How a training message is answered around the app."""
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Return how an evaluation is answered around the app. None: it is refused."""
+        """How an evaluation is answered around the app. None: it is refused."""
         return None
 
     def queries(self) -> dict[str, ClientAppCallable]:
-        """Return the handlers of queries that the gate answers itself, by their actions."""
+        """Handlers of queries that the gate answers itself, by their actions."""
         return {}
 
 
@@ -181,8 +180,8 @@ class LocalWay(Way):
     def _noise(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Clip and noise an update, as the server asks, or as the owner does.
 
-        Privacy: that of `client_noise_mod`. By the owner's instruction, the metrics of the policy
-        leave with the update as one Gaussian of the owner's noise multiplier.
+        Privacy: that of `client_noise_mod`. By the owner's instruction, the policy's metrics leave
+        with the update as one Gaussian of the owner's noise multiplier.
         """
         instruction = instruction_of(message)
         assert instruction is not None  # the server's, or that of `_own_noise`
@@ -268,7 +267,7 @@ class DistributedWay(Way):
         return call_next(message, context)
 
     def queries(self) -> dict[str, ClientAppCallable]:
-        """Return the gate's own answers with keys and shares. See `Way.queries`."""
+        """The gate's own answers with keys and shares. See `Way.queries`."""
         return secure_node_handlers()
 
 
@@ -343,11 +342,11 @@ class RecordWay(Way):
         """Charge a training before the app gets the message, and pass on its model.
 
         Privacy: that of the app's DP-SGD by the owner's terms, for one record of this site,
-        zero-out neighbours, where the app's code, its packages and its configuration do as the
-        terms say: the owner trusts that, and nothing here checks it. The model passes by name,
-        finite and in the message's form; nothing else of a reply leaves. If the budget is spent,
-        the answer is the model as it came. So it is if the app failed, which shows, as in
-        `OpacusClient`, once per run: the site contributes nothing more to it.
+        zero-out neighbours, where the app's code, packages and configuration do as the terms say:
+        the owner trusts that, and nothing here checks it. The model passes by name, finite and in
+        the message's form; nothing else of a reply leaves. If the budget is spent, the answer is
+        the model as it came. So it is if the app failed, which shows, as in `OpacusClient`, once
+        per run: the site contributes nothing more to it.
         """
         key, received = only_record(message.content.array_records, "ArrayRecord")
         # A copy, so that the received model can go back unchanged.
@@ -408,7 +407,7 @@ _WAYS: dict[Promise, Callable[[GatePolicy, JudgedRun], Way]] = {
 
 
 def way_of(policy: GatePolicy, run: JudgedRun) -> Way:
-    """Return the way of a policy's promise for a run."""
+    """The way of a policy's promise for a run."""
     return _WAYS[policy.keys.promise](policy, run)
 
 
@@ -441,7 +440,7 @@ def _log_once(run: int, line: str) -> None:
 
 
 def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that answers with the sum of one unit: an app's update.
+    """A handler that answers with the sum of one unit: an app's update.
 
     Privacy: the sums move by at most the bundle's clipping norms, whatever the app replies. An app
     that fails, or replies with anything but a finite model of the message's form, adds zero. Noise
@@ -482,7 +481,7 @@ def _policy_without_offer(
 
 
 def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that does not see the instruction: the app would add noise, too."""
+    """A handler that does not see the instruction: the app would add noise, too."""
 
     def handle(message: Message, context: Context) -> Message:
         records = {}
