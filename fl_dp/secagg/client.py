@@ -55,7 +55,7 @@ class MaskedMessage:
 
 
 def commitment(seed: bytes, terms: SumTerms, client: int) -> bytes:
-    """A client's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
+    """A client's commitment to a seed, 16 bytes, which verifies a combined seed.
 
     It depends on sum and client: a guess can't be compared with all clients' at once.
     """
@@ -63,7 +63,7 @@ def commitment(seed: bytes, terms: SumTerms, client: int) -> bytes:
 
 
 def piece_nonce(nonce: bytes, index: int) -> bytes:
-    """The cipher's nonce, 12 bytes, for the share of the seed with this index."""
+    """The cipher's nonce, 12 bytes, for the share of seed `index`."""
     return nonce + index.to_bytes(4, "big")
 
 
@@ -73,7 +73,7 @@ def pair_seed(root: bytes, terms_hash: bytes, client: int, other: int) -> bytes:
 
 
 def sign_of(client: int, other: int) -> int:
-    """The sign with which a client adds the mask that it shares with another."""
+    """The sign of the mask that a client shares with another."""
     return 1 if client < other else -1
 
 
@@ -96,11 +96,9 @@ class Participation:
     _used: bool = field(default=False, init=False)
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
-        """Mask the values, and share the seeds.
+        """Mask the values, noise included, and share the seeds.
 
-        Args:
-            values: Values to add, noise included, in grid steps, int64 of shape `(terms.size,)`,
-                taken modulo 2^bits.
+        Values are in grid steps, int64 of shape `(terms.size,)`, taken modulo 2^bits.
 
         Raises:
             RuntimeError: On a second call: two messages under one mask reveal a difference.

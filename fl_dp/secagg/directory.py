@@ -1,7 +1,7 @@
 """The directory of a run: every node's public keys, signed.
 
-Within sums a node is named by its *index*, that of its entry in the directory. A node that is new
-or has lost its keys is appended in a new epoch. Earlier entries stay.
+Within sums a node's name is its *index*, that of its entry here. A node that is new or has lost
+its keys is appended in a new epoch. Earlier entries stay.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Entry:
         return is_signed(self.identity, self.signature, text)
 
     def check(self, run: int) -> None:
-        """Check that it is signed for this run, and that its run key hides something.
+        """Check its signature for this run, and that its run key hides something.
 
         Raises:
             ValueError: One of the two fails.
@@ -205,7 +205,7 @@ class Directory:
         return tuple(sorted(self.index_of.values()))
 
     def continues(self, earlier: Directory) -> bool:
-        """Tell whether it is an earlier directory with entries appended, or that one itself."""
+        """Tell whether it is `earlier`, or that with entries appended."""
         return (
             self.run == earlier.run
             and self.roster_hash == earlier.roster_hash
@@ -214,15 +214,11 @@ class Directory:
         )
 
     def committee(self, size: int, roster: Roster | None = None) -> tuple[int, ...]:
-        """Return the indices of the members, who hold shares, ascending.
+        """Indices of the members, who hold shares, ascending.
 
-        Beyond 20 nodes they are those whom the roster names. Otherwise they are all nodes, or the
-        `size` smallest hashes if there are more. Security does not rest on chance here: all
-        colluding nodes may be in it.
-
-        Args:
-            size: Number of members if the roster names none.
-            roster: A roster in which people may have chosen members.
+        Beyond 20 nodes they are those whom people chose in the roster, if any. Otherwise they are
+        all nodes, or the `size` smallest hashes if there are more. Security does not rest on
+        chance here: all colluding nodes may be in it.
         """
         many = len(self.current) > ALL_MEMBERS
         if roster is not None and many and roster.chosen:
@@ -234,7 +230,7 @@ class Directory:
 
     @cached_property
     def _ranked(self) -> list[int]:
-        """Current indices, in an order that can't be known before the directory is complete."""
+        """Current indices, in an order unknown before the directory is complete."""
 
         def rank(index: int) -> bytes:
             return digest("committee", self.hash, self.entries[index].identity)
@@ -242,7 +238,7 @@ class Directory:
         return sorted(self.current, key=rank)
 
     def strangers(self, roster: Roster) -> list[str]:
-        """An error for each part that is not of an owner's roster."""
+        """An error for each part outside an owner's roster."""
         errors = []
         if self.roster_hash != roster.hash:
             errors.append("the directory is not of this roster")

@@ -58,8 +58,7 @@ class Identity:
     def load_or_create(cls, file: str | Path) -> Self:
         """Read a node's identity, or make one that only the owner can read (mode 0600).
 
-        Args:
-            file: Path in an existing folder. Keep a copy: another identity needs a new roster.
+        The file's folder must exist. Keep a copy: another identity needs a new roster.
 
         Raises:
             ValueError: Others can read the file, or it holds no identity.
@@ -132,11 +131,9 @@ class RunKey:
         """Return the secret that two nodes share, 32 bytes: HKDF-SHA256 of the X25519 secret.
 
         Args:
-            other: The other node's public run key. One's own gives a secret that nobody else
-                knows.
+            other: The other's public run key. One's own gives a secret that nobody else knows.
             *indices: Both nodes' indices, in any order.
-            shared_context: Digest of what both were told besides. Another digest gives another
-                secret.
+            shared_context: Digest of what both were told besides. Another gives another secret.
 
         Raises:
             ValueError: The other key is of low order: the secret would be public.

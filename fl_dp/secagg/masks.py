@@ -62,11 +62,9 @@ def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
 
 
 def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
-    """Add many masks in place; several threads share a long total by stretches of words.
+    """Add masks, pairs of seed and sign, in place.
 
-    Args:
-        total: As in `add_mask`.
-        masks: Pairs of seed and sign.
+    Several threads share a long total by stretches of words.
     """
     step = len(_ZEROS) // total.itemsize
     chunks = -(-total.size // step)

@@ -27,7 +27,7 @@ class Opened:
 
 
 def view_text(terms: SumTerms, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
-    """The text of a view, as members sign it: terms, repliers and their messages' labels."""
+    """A view as members sign it: terms, repliers and their messages' labels."""
     messages = digest("labels", *(labels[client] for client in online))
     return frame("view", terms.hash, messages, *online)
 
@@ -66,13 +66,9 @@ def open_bundles(
     For each replier: the self seed and the pair seeds with lost neighbours, never both masks of
     one client under one view. The caller has done all checks.
 
-    Args:
-        terms: The sum's terms.
-        member: The member's index.
-        online: The repliers' indices.
-        labels: Their messages' labels, to which bundles are bound.
-        bundles: What the member needs of the bundles (`needed_of`), by client.
-        root: Returns the secret that the member shares with a node.
+    `online` are the repliers' indices. `labels` are their messages' labels, to which bundles are
+    bound. `bundles` has what the member needs of each (`needed_of`). `root` returns the secret
+    that the member shares with a node.
     """
     alive, shares, unreadable = frozenset(online), {}, []
     for client in online:

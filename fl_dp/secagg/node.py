@@ -62,10 +62,10 @@ class SecureNode:
             roster: Nodes that the owner knows. None: a name stays with the identity first seen
                 with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
-            colluding: Nodes that the owner thinks may collude. The terms' count applies if it is
-                larger. None: as usual for the roster.
-            shared_context: Digest of what all nodes were told besides messages. Masks of nodes
-                with different digests don't cancel.
+            colluding: Nodes that the owner thinks may collude; a larger count in the terms
+                applies. None: as usual for the roster.
+            shared_context: Digest of what all nodes were told besides messages. With different
+                digests, masks don't cancel.
 
         Raises:
             ValueError: A number is out of range.
@@ -115,8 +115,8 @@ class SecureNode:
         """Check a run's directory, store it, and return its hash.
 
         Raises:
-            Refused: `directory`, if it is not signed, holds an unknown node, a key twice or
-                another key for this node, or does not continue the one before.
+            Refused: `directory`, if it is not signed, has an unknown node, a key twice or another
+                key of this node, or does not continue the one before.
         """
         self._check_strangers(directory)  # before any signature is verified
         try:
@@ -192,7 +192,7 @@ class SecureNode:
         return Participation(terms, client, agreed.root)
 
     def largest(self, terms: SumTerms) -> tuple[int, int]:
-        """The most coordinates and the largest cohort of any sum so far, this included.
+        """The most coordinates and the largest cohort of any sum, this one included.
 
         The two bound the accounting's floating-point error over all sums.
         """
@@ -238,12 +238,8 @@ class SecureNode:
     ) -> Opened:
         """Open, as a member, the shares that unmask the repliers' sum; once per sum.
 
-        Args:
-            text: As in `view`.
-            online: As in `view`.
-            labels: As in `view`.
-            bundles: The shares that each replier sent for this member.
-            quorum: With the cross-check: signatures of this view, by member.
+        `text`, `online` and `labels` are as in `view`. `bundles` has each replier's shares for
+        this member. With the cross-check, `quorum` has signatures of this view, by member.
 
         Raises:
             Refused: `terms`, `directory`, `policy`, `stale`, `view`, `thin` or `quorum`.
@@ -265,7 +261,7 @@ class SecureNode:
     def _check_view(
         self, agreed: _Agreed, online: Sequence[int], labels: Mapping[int, bytes]
     ) -> bytes:
-        """The view as members sign it, unless it breaks a rule or another one was signed."""
+        """The view as members sign it, unless it breaks a rule or another was signed."""
         terms = agreed.terms
         if agreed.own_index not in terms.committee:
             raise Refused("terms", "this node is not in the committee")
@@ -306,7 +302,7 @@ class SecureNode:
         return _Agreed(self, terms, directory, self._run_key(terms.run), own_index)
 
     def assumed_colluding(self, terms: SumTerms) -> int:
-        """How many nodes may collude: the larger of the terms' and the owner's number."""
+        """Nodes that may collude: the larger of the terms' and the owner's number."""
         if self.colluding is not None:
             return max(self.colluding, terms.colluding)
         # The whole roster counts: a server that lies would put its accomplices into a cohort so

@@ -75,11 +75,7 @@ class _Head(NamedTuple):
 
 
 class OpenSum:
-    """One sum at the server.
-
-    Attributes:
-        view_signatures: Signatures of the view, by member.
-    """
+    """One sum at the server."""
 
     def __init__(self, terms: SumTerms, directory: Directory | None = None) -> None:
         """Start without replies."""
@@ -132,7 +128,7 @@ class OpenSum:
         self._heads[client] = _Head(message.label, message.bundles, message.commitments)
 
     def require_openable(self) -> None:
-        """Check, before a member is asked, that members may open the sum of these repliers.
+        """Check, before a member is asked, that members may open these repliers' sum.
 
         Raises:
             SecureSumFailed: Too few replied, or lies could cut a client off in the ring (rule R3).
@@ -242,7 +238,7 @@ class OpenSum:
         return False
 
     def _matching(self, client: int, xs: tuple[int, ...]) -> tuple[bytes, ...] | None:
-        """The seeds that some shares give, if they are what the replier committed to."""
+        """The seeds that some shares give, if they match the replier's commitments."""
         seeds = _seeds(self._points[client], xs)
         commitments = self._heads[client].commitments
         for seed, (index, _) in zip(seeds, self._seeds_to_open(client), strict=True):
@@ -252,7 +248,7 @@ class OpenSum:
         return seeds
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
-        """Subsets of `threshold` points; those that fitted last come first."""
+        """Subsets of `threshold` points, those that fitted last first."""
         threshold = self.terms.threshold
         if len(points) < threshold:
             return
@@ -270,9 +266,9 @@ class OpenSum:
     def blame(self) -> Blame:
         """Return the nodes that lied, as far as counting shows, once no more answers come.
 
-        A wrong share may be its client's lie or its member's. At most max(1, colluding) nodes lie.
-        So a member is blamed for wrong shares of more clients than may lie, and a client likewise.
-        An honest client's shares open unless too many members are gone or lie.
+        A wrong share is its client's lie or its member's. At most max(1, colluding) nodes lie: a
+        member is blamed for wrong shares of more clients than may lie, and a client likewise. An
+        honest client's shares open unless too many members are gone or lie.
         """
         if len(self._answered) < self.terms.threshold:
             return Blame(frozenset(), frozenset(), frozenset())
@@ -354,7 +350,7 @@ def _seeds(points: Mapping[int, bytes], xs: tuple[int, ...]) -> tuple[bytes, ...
 
 
 def _outliers(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
-    """The x of points that are not on the polynomial through the points at `xs`."""
+    """The x of points off the polynomial through those at `xs`."""
     fitted = {x: points[x] for x in xs}
     return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
 

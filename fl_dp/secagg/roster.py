@@ -55,12 +55,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The nodes that owners know.
-
-    Attributes:
-        federation: The federation's name.
-        members: Each name and each identity stands once.
-    """
+    """The nodes that owners know; each name and each identity stands once."""
 
     federation: str
     members: tuple[Member, ...]

@@ -74,10 +74,10 @@ class SQLiteStore:
     """
 
     def __init__(self, file: str | Path | None, *, durable: bool = True) -> None:
-        """Open the store, or create it (mode 0600).
+        """Open the store, or create it (mode 0600) in an existing folder.
 
         Args:
-            file: Path in an existing folder. None: in memory, lost with the process.
+            file: The store's path. None: in memory, lost with the process.
             durable: Whether a mark outlives a power cut. A simulation does not need it.
 
         Raises:
@@ -114,7 +114,7 @@ class SQLiteStore:
         self._database.close()
 
     def get(self, run: int | None, key: str) -> bytes | None:
-        """The value under a key of a run, or None. Values of run None outlive runs."""
+        """A run's value under a key, or None. Values of run None outlive runs."""
         row = self._one("SELECT value FROM kept WHERE run = ? AND key = ?", _name(run), key)
         if row is None:
             return None
@@ -143,7 +143,7 @@ class SQLiteStore:
         """Store a mark. One transaction also checks that its number exceeds all of the role's.
 
         Raises:
-            Refused: `stale`, if the number is not above all of this role in the run.
+            Refused: `stale`, if it does not, within the run.
         """
         with self._transaction():
             inserted = self._database.execute(
@@ -165,7 +165,7 @@ class SQLiteStore:
         return MarksTaken(str(name), int(count), bytes(last).hex())
 
     def marked(self, run: int, role: str, number: int) -> Mark | None:
-        """The mark of a role for a number, if there is one."""
+        """A role's mark for a number, if any."""
         row = self._one(
             "SELECT terms, view FROM once WHERE run = ? AND role = ? AND number = ?",
             _name(run),
@@ -178,7 +178,7 @@ class SQLiteStore:
         return Mark(bytes(terms), bytes(view))
 
     def last(self, run: int, role: str) -> int:
-        """The highest marked number of a role, 0 if there is none."""
+        """A role's highest marked number, 0 if none."""
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
@@ -189,7 +189,7 @@ class SQLiteStore:
         self._together(*statements)
 
     def older(self, days: float) -> tuple[int, ...]:
-        """The runs whose first value was put more than `days` ago."""
+        """Runs whose first value is more than `days` old."""
         limit = time.time() - days * _SECONDS_A_DAY
         query = "SELECT run FROM runs WHERE run != ? AND began < ?"
         return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))
@@ -214,7 +214,7 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the locks of thread and file. Either all statements are written, or none."""
+        """Hold the locks of thread and file: all statements are written, or none."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:

@@ -227,7 +227,7 @@ class SumTerms:
 
     @cached_property
     def _ring(self) -> list[int]:
-        """The cohort in an order that can't be known before the terms are fixed."""
+        """The cohort in an order unknown before the terms are fixed."""
         return sorted(self.cohort, key=lambda client: digest("ring", self.hash, client))
 
     @cached_property
@@ -248,11 +248,8 @@ class SumTerms:
         """Rule R3: tell whether lies about these repliers could cut a client off in the ring.
 
         Two arcs of `degree / 2` clients cut the ring in two. Members who are lied to may believe
-        their clients gone. So the arcs need more repliers than lies can remove.
-
-        Args:
-            online: The repliers' indices.
-            noise: The node's own numbers, if it assumes more colluding nodes. None: the terms'.
+        their clients gone. So the arcs need more repliers than lies can remove. A node that
+        assumes more colluding nodes gives its own `noise`; None: the terms'.
         """
         if self.complete:
             return False
@@ -329,9 +326,7 @@ def work_ends(reply_after: float) -> float:
 def require_time(reply_after: float, size: int) -> None:
     """Check that `reply_after` leaves time for noise and masks after a node's own work.
 
-    Args:
-        reply_after: Seconds from message to answer.
-        size: Coordinates of the sum.
+    It is the seconds from message to answer, in a sum of `size` coordinates.
 
     Raises:
         ValueError: It leaves too little.

@@ -55,13 +55,9 @@ def canonical(document: Any) -> str:
 
 
 def object_of(text: str, keys: Sequence[str], subject: str, *, longest: int) -> dict[str, Any]:
-    """Read a JSON object with exactly these keys.
+    """Read a JSON object with exactly these keys; `subject` is its plural noun, for the error.
 
-    Args:
-        text: Text from a peer. Nothing is parsed beyond `longest` characters.
-        keys: The object's keys.
-        subject: Plural noun for such objects, for the error.
-        longest: Most characters that such an object can have.
+    Nothing is parsed of a peer's text beyond `longest` characters.
 
     Raises:
         ValueError: The text is anything else.
@@ -81,12 +77,7 @@ def fields_of(document: Any, keys: Sequence[str], subject: str) -> dict[str, Any
 
 
 def hex_bytes(value: Any, length: int | None, name: str) -> bytes:
-    """Read bytes in lower-case hex.
-
-    Args:
-        value: Any value.
-        length: Required number of bytes. None: any.
-        name: The field's name, for the error.
+    """Read `length` bytes in lower-case hex; None: any number. `name` is for the error.
 
     Raises:
         ValueError: The value is anything else.
@@ -122,7 +113,7 @@ def require_name(**values: Any) -> None:
 
 
 def require_ascending(high: int, **values: Sequence[Any]) -> None:
-    """Refuse sequences other than integers in [0, high], each larger than the one before.
+    """Refuse sequences other than ascending integers in [0, high], each once.
 
     Raises:
         ValueError: It names the field.
