@@ -32,7 +32,7 @@ class Answer:
     Attributes:
         estimates: Private numbers by name; the first is the main answer.
         events: What this release is charged as.
-        explanation: Its noise, and other remarks for its reader.
+        explanation: Its noise, and other remarks for readers.
     """
 
     estimates: Mapping[str, Estimate]
@@ -80,9 +80,9 @@ def release_statistic(
     noise and is charged. A client that did not reply contributed zero, and the number of replies
     stays private.
 
-    `contributions` are at most one vector per client, as `Query.contribution` returns them. They
-    are bounded once more: one that is too long is clipped, and one that is not finite or has
-    another shape contributes zero.
+    `contributions` are at most one vector per client, from `Query.contribution`. They are bounded
+    once more: too long ones are clipped; one that is not finite or has another shape counts as
+    zero.
 
     Raises:
         ValueError: There are more contributions than can be summed exactly.
@@ -166,7 +166,7 @@ def charged_release(
     contributions: Iterable[object],
     rng: SecureRandom,
 ) -> Answer:
-    """Reserve all events of `choice`, answer the query, and commit; see `release_statistic`.
+    """Reserve the events of `choice`, answer the query, and commit; see `release_statistic`.
 
     A plan that lists the events among its `other_releases` has reserved a part of its budget. The
     ledger must be opened to spend from; `name` labels its entries, for instance `feature means`.

@@ -32,8 +32,7 @@ class Evaluation(RangedQuery, SumQuery):
     max_records`.
 
     Attributes:
-        names: The metrics' names, as clients report them, each with its range in `lows` and
-            `highs`.
+        names: The metrics' names at clients; their ranges are `lows` and `highs`.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -43,8 +42,7 @@ class Evaluation(RangedQuery, SumQuery):
         """Validate.
 
         Raises:
-            ValueError: Names and ranges do not pair up, or a name is empty, repeated, or `count`,
-                another number of the answer.
+            ValueError: A range has no name, or a name is empty, repeated, or the answer's `count`.
         """
         super().__post_init__()
         names = as_tuple("names", self.names)
@@ -81,10 +79,10 @@ class Evaluation(RangedQuery, SumQuery):
         return weight * np.append(metrics, 1.0), weight
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """The mean of each metric by its name, and `count`; see `SumQuery.estimates`.
+        """The mean of each metric by its name, and `count`.
 
-        The count is of clients, or of records where `max_records` is above 1. A count within its
-        noise says nothing: then means are their ranges' middles, with a note.
+        It counts clients, or records if `max_records` is above 1. A count within its noise says
+        nothing: means are then their ranges' middles, with a note.
         """
         count = float(total[-1])
         means = self._means(total[:-1], count, noise_std)

@@ -40,7 +40,7 @@ class BinnedQuery(CountingQuery):
         return np.bincount(indices, minlength=self.dimension).astype(np.float64), indices.size
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`counts`, shape `(bins,)`; see `SumQuery.estimates`."""
+        """The estimate `counts`, shape `(bins,)`."""
         value = np.maximum(total, 0.0) if self.nonnegative else total
         return {"counts": Estimate(value=value, error=np.full(self.dimension, noise_std))}
 
@@ -50,8 +50,8 @@ class Histogram(BinnedQuery):
     """A histogram of one number per record.
 
     Attributes:
-        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as
-            in `numpy.histogram`; values beyond the ends count in the first or last bin.
+        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last both, as in
+            `numpy.histogram`; values beyond the ends count in the end bins.
     """
 
     kind: ClassVar[str] = "histogram"
@@ -61,7 +61,7 @@ class Histogram(BinnedQuery):
         """Validate.
 
         Raises:
-            ValueError: There are fewer than two edges, or they are not strictly increasing.
+            ValueError: Edges are fewer than two, or not strictly increasing.
         """
         super().__post_init__()
         object.__setattr__(self, "edges", as_numbers("edges", self.edges))
@@ -83,7 +83,7 @@ class Frequencies(BinnedQuery):
 
     Attributes:
         categories: Strings or whole numbers. Public: never take them from the data. A record of no
-            category does not count; add a catch-all of your own if it should.
+            category does not count; add a catch-all if it should.
     """
 
     kind: ClassVar[str] = "frequencies"
@@ -93,8 +93,7 @@ class Frequencies(BinnedQuery):
         """Validate.
 
         Raises:
-            ValueError: There is no category, or one is neither string nor whole number, or occurs
-                twice.
+            ValueError: There is none, or one is neither string nor whole number, or occurs twice.
         """
         super().__post_init__()
         categories = as_tuple("categories", self.categories)
@@ -117,8 +116,8 @@ class Frequencies(BinnedQuery):
     def ranked(self, estimate: Estimate, most: int) -> tuple[tuple[Category, float], ...]:
         """The most frequent categories with their noisy counts, the largest first.
 
-        Post-processing of the answer's `counts`: it costs nothing. Two counts within their noise
-        of one another may be in the wrong order.
+        This post-processes the answer's `counts` and costs nothing. Counts within their noise of
+        one another may be in the wrong order.
 
         Raises:
             ValueError: `most` is below 1, or the answer is of other categories.

@@ -1,4 +1,4 @@
-"""Choice of the noise for a query: the law with the smaller standard deviation, and its price.
+"""A query's noise: the law with the smaller standard deviation, and its price.
 
 >>> choice = choose_noise(Count(), epsilon=1.0, delta=1e-5)
 >>> choice.events  # reserve these in the ledger before anything is released
@@ -41,15 +41,14 @@ class NoiseLaw(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseChoice:
-    """A query, the mechanisms that answer it, and the events to charge for that.
+    """A query, the mechanisms that answer it, and the events to charge.
 
     The events are the mechanisms' own: they can't differ. Each release of the query is charged:
     reserve `events` in the ledger each time *before* `release_statistic`.
 
     Attributes:
-        query: The query.
         mechanisms: One for a sum or a vote. For quantiles one exponential mechanism per
-            probability, or one Gaussian for the sum that all of them are computed from.
+            probability, or one Gaussian for the sum that gives them all.
         explanation: One sentence for people.
     """
 
@@ -132,8 +131,8 @@ def choose_noise(
     zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
     noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
     (Balle and Wang 2018): the one with the smaller standard deviation per coordinate, Laplace if
-    they are equal. Quantiles share epsilon evenly between exponential mechanisms, unless the law
-    is Gaussian: then all are computed from one noisy sum.
+    they are equal. Quantiles share epsilon evenly between exponential mechanisms; if the law is
+    Gaussian, all are computed from one noisy sum.
 
     This compares single answers. Many releases in one ledger compose: Laplace noise of a small
     epsilon then spends about as much as Gaussian noise of multiplier `1 / epsilon`, whose standard
@@ -141,11 +140,9 @@ def choose_noise(
     `NoiseChoice` around a `GaussianMechanism` of your own multiplier, with the query's
     `l2_sensitivity` as its clipping norm.
 
-    Args:
-        query: The query.
-        epsilon: Positive and finite.
-        delta: In [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
-        law: Law of the noise on sums, by default the better one; secure sums need `gaussian`.
+    Epsilon is positive and finite. Delta lies in [0, 1): 0 asks for a pure guarantee, and so for
+    Laplace noise. `law` is that of the noise on sums, by default the better one; secure sums need
+    `gaussian`.
 
     Raises:
         ValueError: An argument is out of range, or `law` can't give the guarantee.

@@ -1,4 +1,4 @@
-"""Quantiles over a public grid: drawn by exponential mechanisms, or computed from a noisy sum.
+"""Quantiles over a public grid: exponential mechanisms draw them, or a noisy sum gives them.
 
 >>> query = Quantiles(probabilities=(0.25, 0.5, 0.75), grid=tuple(range(121)))
 """
@@ -28,27 +28,27 @@ _WALK = 2.498
 class Quantiles(SumQuery):
     """Quantiles of one number per record, each chosen from a public grid.
 
-    A client sends the distribution of its mass of at most 1 over the grid, each record at the
-    nearest point: with `max_records=1`, quantiles are those of the average client's distribution.
-    A point is better the less mass would have to move past it to make it the quantile. Its utility
-    for probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of
-    all, `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that
-    holds all the mass would score no better than any other.)
+    A client spreads its mass, at most 1, over the grid, each record at the nearest point: with
+    `max_records=1`, quantiles are those of the average client's distribution. A point is better
+    the less mass would have to move past it to make it the quantile. For probability `p` its
+    utility is minus the distance of `p W` from `[L, L + M]`: all mass is `W`, that left of the
+    point `L`, that at it `M`. (With one-sided ranks, a point with all the mass would score no
+    better than any other.)
 
     Privacy: see `Query`; a client of mass `(l, m, r)` left of, at and right of a point moves the
     ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
-    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles
-    are computed from the sum with Gaussian noise (`estimates`): all for one price, and less exact
-    the finer the grid, as noise adds up over its points.
+    Exponential mechanisms need the exact sum. Under a secure sum no party has it: quantiles are
+    then computed from the sum with Gaussian noise (`estimates`). All have one price; they are less
+    exact the finer the grid, as noise adds up over its points.
 
     Attributes:
         max_records: A client's mass is its number of records over this, at most 1.
         probabilities: Increasing, each between 0 and 1. Epsilon is shared evenly.
         grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
-            take it from the data. A finer grid costs little for draws, whose rank error grows with
-            its logarithm; computed from a noisy sum it grows with the square root.
+            take it from the data. A draw's rank error grows with the logarithm of the grid's size,
+            so a finer grid costs little; from a noisy sum it grows with the square root.
 
     Reference: McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for
         quantiles: Smith 2011, "Privacy-preserving statistical estimation with optimal convergence
@@ -134,7 +134,7 @@ class Quantiles(SumQuery):
         return np.asarray(-np.maximum(missed, 0.0) / _STEPS)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`quantiles`, shape `(len(probabilities),)`; see `SumQuery.estimates`.
+        """`quantiles`, shape `(len(probabilities),)`.
 
         The noisy sums from the left are made to increase, halfway between the least curve above
         them and the greatest below: nowhere further from the true ones.

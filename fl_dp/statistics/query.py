@@ -1,7 +1,7 @@
 """The common part of queries: parameters, a bounded contribution, estimates from a noisy sum.
 
-A query is plain data that is sent to the clients (`encode_text`). `contribution` runs on a client
-and sees its records; `estimates` runs on the server and sees nothing but the noisy sum.
+A query is plain data, sent to the clients (`encode_text`). `contribution` runs on a client and
+sees its records; `estimates` runs on the server and sees only the noisy sum.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ class Estimate:
     """Private numbers with their errors.
 
     Attributes:
-        value: Float64; a 0-d array for a single number.
+        value: Float64; 0-d for a single number.
         error: Error scale of each number, float64, same shape.
-        error_is: Meaning of the error scale.
-        note: A remark for readers; mostly empty.
+        note: A remark; mostly empty.
     """
 
     value: NDArray[np.float64]
@@ -91,9 +90,9 @@ class Query(ABC):
         """A client's contribution, computed on its own records.
 
         Args:
-            values: The records, an array or a list. Numbers out of range count as the nearest in
-                range, infinities included. A record with a NaN does not count; none does if
-                `values` has a wrong shape or holds no numbers.
+            values: The records, an array or a list. Numbers out of range, also infinite ones,
+                count as the nearest in range. Records with a NaN do not count; none does if
+                `values` has a wrong shape or no numbers.
 
         Returns:
             Float64, shape `(dimension,)`, zero without a record. Its norms are within the
@@ -107,14 +106,14 @@ class Query(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SumQuery(Query):
-    """A query whose answer is computed from the noisy sum of all contributions."""
+    """A query answered from the noisy sum of all contributions."""
 
     @abstractmethod
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Compute the answer from a noisy sum: post-processing, at no cost in privacy.
 
         Args:
-            total: The released sum of contributions, float64, shape `(dimension,)`.
+            total: The released sum, float64, shape `(dimension,)`.
             noise_std: Standard deviation of the noise on each coordinate.
 
         Returns:
@@ -152,7 +151,7 @@ def as_numbers(name: str, values: object) -> tuple[float, ...]:
     """A field as a tuple of finite numbers, from any sequence.
 
     Raises:
-        ValueError: It is empty or no sequence, or holds anything but finite numbers.
+        ValueError: It is anything else, or empty.
     """
     numbers: list[float] = []
     for index, value in enumerate(as_tuple(name, values)):

@@ -24,9 +24,9 @@ _NOTE = "a class's noisy count is within its noise: these are the middle and hal
 class ScoreHistograms(CountingQuery):
     """Histograms of a classifier's scores, one per true class, with AUC and accuracy.
 
-    A record adds one to its score's bin in its label's histogram: all bins together have the
-    sensitivity of one count. AUC is that of the binned scores, where two of one bin count half: it
-    is off by at most half the share of pairs that fall into one bin.
+    A record adds one to its score's bin in its label's histogram: all bins together have one
+    count's sensitivity. AUC is that of the binned scores. Two of one bin count half: it is off by
+    at most half the share of pairs in one bin.
 
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
@@ -65,7 +65,7 @@ class ScoreHistograms(CountingQuery):
         return np.bincount(bins, minlength=self.dimension).astype(np.float64), len(rows)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`auc`, `accuracy`, and the counts `negatives` and `positives`; see `SumQuery.estimates`.
+        """The estimates `auc`, `accuracy`, and the counts `negatives` and `positives`.
 
         Errors are to first order in the noise. If a class's count is within its noise, AUC and
         accuracy are 1/2, with a note.

@@ -22,13 +22,11 @@ _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 
 @dataclass(frozen=True, kw_only=True)
 class Count(CountingQuery):
-    """Number of records, at most `max_records` of each client.
+    """Number of records, at most `max_records` of each client; with 1, of clients with data.
 
-    With `max_records=1` it is the number of clients with data. Privacy: see `Query`; a client
-    moves the count by at most `max_records`.
+    Privacy: see `Query`; a client moves the count by at most `max_records`.
 
     Attributes:
-        max_records: Most that one client can add.
         nonnegative: Whether a negative noisy count is reported as 0. This biases small counts;
             leave it out for sums of many counts.
     """
@@ -46,7 +44,7 @@ class Count(CountingQuery):
         return np.array([float(count)]), count
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`count`; see `SumQuery.estimates`."""
+        """The estimate `count`."""
         value = np.maximum(total[0], 0.0) if self.nonnegative else total[0]
         return {"count": Estimate(value=np.asarray(value), error=np.asarray(noise_std))}
 
@@ -67,7 +65,7 @@ class RangedQuery(Query):
         """Validate.
 
         Raises:
-            ValueError: The ranges' ends do not pair up, or a range is empty or not finite.
+            ValueError: A range lacks an end, is empty or not finite.
         """
         super().__post_init__()
         object.__setattr__(self, "lows", as_numbers("lows", self.lows))
@@ -107,8 +105,8 @@ class RangedQuery(Query):
     def _means(self, sums: NDArray[np.float64], count: float, noise_std: float) -> Estimate:
         """Each feature's mean, from the noisy sum of `_scaled` records and their number.
 
-        The error is to first order in the noise. If the count is within its own noise, the mean is
-        the range's middle, and the error half the range.
+        The error is to first order in the noise. If the count is within its noise, they are the
+        range's middle and half.
         """
         if not count > noise_std:
             note = "the noisy count is within its noise: these are the middle and half of the range"
@@ -127,9 +125,9 @@ class RangedQuery(Query):
 class Sum(RangedQuery, SumQuery):
     """The sum of each feature over all records, at most `max_records` of each client.
 
-    A feature is divided by the largest magnitude in its range: its noise is in proportion to that,
-    not to another feature's. Privacy: see `Query`; a client's vector of `d` features has an L1
-    norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
+    A feature is divided by its range's largest magnitude: its noise is in proportion to that, not
+    to another feature's. Privacy: see `Query`; a client's vector of `d` features has an L1 norm of
+    at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
     """
 
     kind: ClassVar[str] = "sum"
@@ -158,7 +156,7 @@ class Sum(RangedQuery, SumQuery):
         return rows.sum(axis=0), len(rows)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`sum`, shape `(features,)`; see `SumQuery.estimates`."""
+        """The estimate `sum`, shape `(features,)`."""
         return {"sum": Estimate(value=total * self._scales, error=noise_std * self._scales)}
 
 
@@ -167,9 +165,9 @@ class Mean(RangedQuery, SumQuery):
     """The mean and standard deviation of each feature, as for normalisation.
 
     Each feature is shifted and scaled to `u` in [-1, 1]. A record adds `(u, 1 - u^2)` per feature,
-    and a 1 for the count: neither the number of records nor that of clients has to be public.
-    Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: they lengthen no vector in
-    L2, and with Gaussian noise the standard deviations are free.
+    and 1 to the count: numbers of records and clients need not be public. Squares are counted down
+    from 1 because `u^2 + (1 - u^2)^2 <= 1`: they lengthen no vector in L2, and with Gaussian noise
+    the standard deviations are free.
 
     Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most `sqrt(d +
     1) max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as `|u| + 1 - u^2` is
@@ -199,7 +197,7 @@ class Mean(RangedQuery, SumQuery):
         return np.concatenate(sums), len(scaled)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """`mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
+        """The estimates `mean` and `std`, shape `(features,)`, and `count`.
 
         Errors are to first order in the noise; see `_means` for a count within its noise. A
         standard deviation that may be zero is reported at its error's upper end: dividing by it

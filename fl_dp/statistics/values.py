@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 
 
 def records(values: object, features: int) -> NDArray[np.float64]:
-    """The records in `values` that have no NaN, one per row.
+    """Return the records in `values` that have no NaN, one per row.
 
-    Args:
-        values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
-            records and the others hold `features` numbers; a vector of that length is one record.
-        features: Features per record.
+    If a record has one feature, values may have any shape. Otherwise the first axis counts records
+    and the others hold `features` numbers; a vector of that length is one record.
 
     Returns:
-        Float64, shape `(n, features)`, infinities included. `n` is 0 for another shape, or for no
-        array of real numbers.
+        Float64, shape `(n, features)`, infinities included. `n` is 0 for another shape or no real
+        numbers.
     """
     array = _real_array(values)
     if array is None:

@@ -1,4 +1,4 @@
-"""Votes on candidates: one winner, drawn by the exponential mechanism over all clients' scores.
+"""Votes on candidates: the exponential mechanism over all clients' scores draws one winner.
 
 >>> query = Vote(candidates=8)
 >>> query.contribution([0.2, 0.7, ...])  # on a client: its score of each candidate, in [0, 1]
@@ -23,8 +23,8 @@ _STEPS = 2.0**30  # scores are summed in whole steps, so that sums are exact in 
 class Vote(Query):
     """The candidate that clients like best; each client scores every candidate in [0, 1].
 
-    A client whose reply is not one finite number in [0, 1] per candidate has no vote: it counts as
-    zero for each.
+    A reply other than one finite number in [0, 1] per candidate is no vote: it counts as zero for
+    each.
 
     Privacy: see `Query`, but for the norms: the range bounds the draw. A client of scores `s` adds
     `s_i` to the utility of candidate `i`. So the log-ratio of the two laws differs between any two
@@ -33,7 +33,7 @@ class Vote(Query):
     candidates does not matter.
 
     Attributes:
-        max_records: Always 1: a client has one vote.
+        max_records: Always 1.
         candidates: Number of candidates, at least 2; public.
 
     Reference: McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
@@ -47,7 +47,7 @@ class Vote(Query):
         """Validate.
 
         Raises:
-            ValueError: There are fewer than two candidates, or a client has several votes.
+            ValueError: There are fewer than two candidates, or `max_records` is not 1.
         """
         super().__post_init__()
         count: object = self.candidates  # it may have come from a message
