@@ -1,8 +1,8 @@
 """The numbers inside a Flower `Array`: read without a copy, written in the form they came in.
 
-An `Array` holds the bytes of an .npy file. Its sender chose every byte, header included. So
-nothing is unpickled, and no header decides how much is allocated: the returned view is as long as
-the bytes that came.
+An `Array` holds the bytes of an .npy file. Its sender chose every byte, header included: nothing
+is unpickled, and no header decides how much is allocated. The returned view is as long as the
+bytes that came.
 
 NumPy has no bfloat16. Its numbers come in two ways: as two-byte void items, which `np.save` makes
 of an `ml_dtypes` array (JAX, TensorFlow), or as 16-bit integers under the declared dtype

@@ -5,8 +5,8 @@
     >>> total = sums.updates.total
     >>> released = bundle.updates.release(total, bundle.updates.noise(total.size, rng))
 
-The server adds units one by one, or the sums that nodes made of their own. Both ends use this
-class: a unit counts the same wherever it is clipped.
+The server adds units one by one, or nodes' own sums. Both ends use this class: a unit counts the
+same wherever it is clipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class BundleSum:
     Privacy: whatever one unit sends, it moves each sum by at most that sum's clipping norm.
 
     Attributes:
-        bundle: The sums and the clipping of units.
         updates: The sum of clipped updates.
         scalars: Sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
     """

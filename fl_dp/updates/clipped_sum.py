@@ -5,11 +5,11 @@
     ...     total.add(only_array_record(reply.content))
     >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
-An update is read for its norm first. With the next one, or when the sum is asked for, it is
-scaled, rounded and added: each goes through memory once, block by block. Several threads share the
-blocks; NumPy releases the interpreter inside them. A block's result depends on nothing but the
-block, and the blocks' squares are summed without rounding: neither timing nor the number of
-threads can change a bit.
+An update is first read for its norm. With the next one, or when the sum is asked for, it is
+scaled, rounded and added: each goes through memory once, block by block. Threads share the blocks;
+NumPy releases the interpreter inside them. A block's result depends on the block alone, and
+blocks' squares are summed without rounding: neither timing nor the number of threads can change a
+bit.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Sum:
     def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
         """Let threads use the sum so far block by block, each while the cache has it.
 
-        `use` gets a block of `total` and its slice of the flat vector.
+        `use` gets a block of `total` and its slice.
         """
         last = self._taken_scales()
 
@@ -207,8 +207,7 @@ class ClippedSum(_Sum):
 
     Attributes:
         total: Integer-valued float64 in grid steps, shape `(layout.size,)`.
-        layout: Position of each array in it.
-        sensitivity: L2 norm that no unit's contribution exceeds, in the updates' units.
+        sensitivity: Largest L2 norm of a unit's contribution, in the updates' units.
     """
 
     _truncates = True
@@ -224,16 +223,15 @@ class ClippedSum(_Sum):
         """Start from zero.
 
         Args:
-            layout: Layout of the model that was sent out.
+            layout: Layout of the model that was sent.
             origin: That model, flattened. Not copied: it must not change.
             grid: The grid step in the updates' units, a `GridMechanism.grid`.
             clipping_norms: One L2 bound on the whole update, or one for each released array in
                 order. With several, their joint norm is the sensitivity.
 
         Raises:
-            ValueError: Origin is not of this layout, there are neither one nor as many bounds as
-                arrays, a bound or the grid is not positive and finite, or float64 can't hold one
-                update on this grid.
+            ValueError: Origin is not of this layout, the number of bounds is wrong, a bound or the
+                grid is not positive and finite, or float64 can't hold one update on this grid.
         """
         count = len(layout.released)
         groups = [slice(0, layout.size)]
@@ -258,22 +256,22 @@ class ClippedSum(_Sum):
     def add(self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0) -> float:
         """Clip one unit's update and add it.
 
-        The update is the unit's model minus the origin in float64. If an entry is NaN or infinite,
-        or a norm is beyond float64, the unit's whole contribution is zero.
+        The update is the unit's model minus the origin in float64. If an entry is not finite, or a
+        norm is beyond float64, the unit's whole contribution is zero.
 
         Args:
             unit: Its model, or its update as a flat vector, shape `(layout.size,)`.
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
-            The whole update's L2 norm before clipping, private; infinity if it or its norm was not
-            finite, and it added nothing.
+            The whole update's L2 norm before clipping, private; infinity if it added nothing
+            because it or its norm was not finite.
 
         Raises:
-            RefusedUpdate: A name, a shape or a dtype is not the model's, or an array can't be
-                read. Nothing was added.
+            RefusedUpdate: A name, shape or dtype is not the model's, or an array can't be read.
+                Nothing was added.
             ValueError: The weight is outside [0, 1], or a flat update has another shape.
-            OverflowError: More units are added than float64 sums exactly on this grid.
+            OverflowError: These are more units than float64 sums exactly on this grid.
         """
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
@@ -292,8 +290,7 @@ class ClippedSum(_Sum):
 
         Raises:
             RefusedUpdate: It is no such matrix; nothing was added.
-            OverflowError: More units are added than float64 sums exactly on this grid; nothing was
-                added.
+            OverflowError: As `add`; nothing was added.
         """
         rows = np.asarray(vectors)
         fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
@@ -354,7 +351,7 @@ class ClippedSum(_Sum):
                 entry that is no integer, or a norm that `max_units` can't reach. Nothing was
                 added.
             ValueError: `max_units` is below 1.
-            OverflowError: More units are added than float64 sums exactly on this grid.
+            OverflowError: As `add`.
         """
         if max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
@@ -402,7 +399,6 @@ class PlainSum(_Sum):
 
     Attributes:
         total: Float64 in the updates' units, shape `(layout.size,)`.
-        layout: Position of each array in it.
     """
 
     _truncates = False
@@ -423,12 +419,11 @@ class PlainSum(_Sum):
             weight: At least zero; may be the unit's own claim, such as its number of records.
 
         Returns:
-            The update's L2 norm; infinity if it added nothing, because it or its weight was not
-            finite, the weight was negative, or their product was too large.
+            The update's L2 norm; infinity if it added nothing: it or its weight was not finite,
+            the weight was negative, or their product too large.
 
         Raises:
-            RefusedUpdate: A name, a shape or a dtype is not the model's, or an array can't be
-                read. Nothing was added.
+            RefusedUpdate: As `ClippedSum.add`. Nothing was added.
             ValueError: A flat update has another shape.
         """
         (norm,) = self._load(self._values_of(unit))

@@ -10,7 +10,7 @@ or part of what a client may do anyway. The same holds for a model, which is rel
 narrowed. So the rounding may use NumPy's randomness: no privacy rests on it.
 
 An encoding's length depends on the vector's length and the settings alone. The decoder uses the
-form that it asked for, never a claim of the reply: anything else is refused before it is unpacked.
+form that it asked for, never a reply's claim: all else is refused before it is unpacked.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class Compression(CompressionOptions):
     """Encoding of updates to the server and of models to the clients, by `CompressionOptions`."""
 
     def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
-        """Encode an update.
-
-        Returns:
-            A record for `decode`; its size does not depend on the numbers.
+        """Encode an update for `decode`; the record's size does not depend on the numbers.
 
         Raises:
             ValueError: `up` is `none`, or an entry is not finite or beyond 1e300.
@@ -139,10 +136,10 @@ def update_in(
 ) -> ArrayRecord | NDArray[np.float64]:
     """The content of a reply: a model, or the update of `size` coordinates that it encodes.
 
-    A client without encodings answers with its model, read as usual.
+    A client without encodings answers with its model.
 
     Raises:
-        RefusedUpdate: It has not exactly one ArrayRecord, or one that can't be decoded.
+        RefusedUpdate: It has not exactly one ArrayRecord, or that can't be decoded.
     """
     record = only_array_record(content)
     if ENCODED_UPDATE not in content.array_records:
@@ -207,7 +204,7 @@ def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
     """The numbers of one array.
 
     Raises:
-        RefusedUpdate: It is not of the form that `encode` writes, or can't be read.
+        RefusedUpdate: It can't be read, or has not the form that `encode` writes.
     """
     try:
         form, values = read(encoded[name])

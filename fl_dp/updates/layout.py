@@ -26,7 +26,7 @@ class RefusedUpdate(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """One released array: its name, its form and its stretch of the flat vector."""
+    """One released array: its name, form and stretch of the flat vector."""
 
     name: str
     form: ArrayForm
@@ -54,11 +54,10 @@ class VectorLayout:
 
     Floating-point arrays of any shape, 0-d and empty ones included, are part of the vector:
     float16, bfloat16, float32, float64 and long double. Integer and boolean arrays (counters,
-    masks) are not released: the server keeps its own, whatever clients send.
+    masks) are not: the server keeps its own, whatever clients send.
 
     Attributes:
-        released: The floating-point arrays.
-        server_only: Names of the integer and boolean arrays.
+        server_only: Names of the arrays that are not released.
     """
 
     released: tuple[ArraySpec, ...]
@@ -100,12 +99,12 @@ class VectorLayout:
         return self.released[-1].stop
 
     def in_float64(self) -> Self:
-        """The layout of the same names and shapes with every array in float64."""
+        """The same names and shapes, every array in float64."""
         wide = (replace(spec, form=form_of(np.float64, spec.shape)) for spec in self.released)
         return replace(self, released=tuple(wide))
 
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
-        """A record of the released arrays alone, bfloat16 ones as float32."""
+        """The released arrays alone, bfloat16 ones as float32."""
         released: dict[str, Array] = {}
         for spec in self.released:
             array = arrays[spec.name]
@@ -115,12 +114,12 @@ class VectorLayout:
     def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
         """Numbers of the released arrays in order, each flat, in its own dtype.
 
-        They are views of the record's bytes where possible. Arrays in float32 or float64, which
-        NumPy clients compute with, are read whatever the model's own dtype is.
+        They are views of the record's bytes where possible. Float32 and float64, which NumPy
+        clients compute with, are read whatever the model's dtype is.
 
         Raises:
-            RefusedUpdate: A name or a shape is not the model's, a dtype is neither that nor
-                float32 or float64, or an array can't be read.
+            RefusedUpdate: A name or shape is not the model's, a dtype is neither its nor one of
+                these, or an array can't be read.
         """
         foreign = arrays.keys() - {spec.name for spec in self.released} - self.server_only
         if foreign:  # its client trains another model, so the arrays that fit can't be meant
@@ -195,14 +194,14 @@ def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
 
 
 def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
-    """Whether an array in this form can hold the numbers of the expected form."""
+    """Whether an array in this form can hold the expected form's numbers."""
     if form.bfloat16 == expected.bfloat16 and form.dtype == expected.dtype:
         return True
     return not form.bfloat16 and form.dtype in _USUAL
 
 
 def _in_form(array: Array, form: ArrayForm) -> Array:
-    """The array itself if it has that form, else a new one of the same numbers."""
+    """The array itself if it has that form, else a new one of its numbers."""
     own, values = read(array)
     return array if own == form else array_of(values, form)
 

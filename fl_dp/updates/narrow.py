@@ -1,8 +1,8 @@
 """Floating-point numbers in two bytes each: float16 and bfloat16.
 
 A narrow array keeps its former dtype's name, so its receiver can widen it again. Its serialization
-type is ours: a client without this package fails at once, instead of training in a precision that
-no setting chose.
+type is ours: a client without this package fails at once, rather than train in a precision that no
+setting chose.
 """
 
 from __future__ import annotations

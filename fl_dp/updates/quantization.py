@@ -87,7 +87,7 @@ def dequantize(quantized: Quantized, size: int, bits: int) -> NDArray[np.float64
 
 
 def _blocks(size: int, bits: int) -> Iterator[tuple[slice, slice, slice]]:
-    """The slices of each block's numbers, of their scales, and of their packed codes."""
+    """Slices of each block's numbers, scales and packed codes."""
     for start in range(0, size, _BLOCK):
         stop = min(start + _BLOCK, size)
         yield (

@@ -52,10 +52,9 @@ class SharedPart:
 
         Args:
             names: Names of all its arrays, in order.
-            patterns: Names of the parameters to share, with `*` and `?` as in file names,
-                case-sensitive. None: all that are not frozen.
-            frozen: Names of those that no client trains; a pattern that matches one shares
-                nothing.
+            patterns: Which to share, with `*` and `?` as in file names, case-sensitive. None: all
+                that are not frozen.
+            frozen: Those that no client trains; a pattern that matches one shares nothing.
 
         Raises:
             ValueError: There is no pattern, one matches nothing, or all together match everything.
