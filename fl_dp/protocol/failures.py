@@ -54,7 +54,7 @@ def kind_in(reason: str | None) -> str:
 
 
 def take_failure(reply: Message) -> Failure | None:
-    """Remove the failure from a simulated node's reply and return it; None: there is none.
+    """Remove and return the failure in a simulated node's reply; None: there is none.
 
     An error reply of Flower's engine holds its worker's traceback.
     """

@@ -2,8 +2,8 @@
 
 Only this file and a gate's hook (`fl_dp/gate/flower_hook.py`) import parts that Flower's
 documentation leaves out; a test checks every import. Each use says what it relies on and what to
-do when that moves. A failed import raises `FlowerChanged`, which is in `flower_versions.py` so
-that it can be caught when this file fails.
+do when that moves. A failed import raises `FlowerChanged`, from `flower_versions.py`: it can be
+caught when this file fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def be_in_a_run(run_id: int = 1) -> None:
 
 
 def give_id(message: Message, message_id: str) -> None:
-    """Give a message the id that Flower would give it on its way."""
+    """Give a message the id that Flower would on its way."""
     # Relies on: the private field behind `metadata.message_id`. Moved: set the field it reads.
     message.metadata.__dict__["_message_id"] = message_id
     if message.metadata.message_id != message_id:
@@ -58,7 +58,7 @@ def is_engine_s_worker() -> bool:
     """Tell whether this process is a worker of Flower's simulation engine.
 
     A worker is an actor of the engine's own class. A process that starts Ray itself, as an app may
-    at a real node, is none; nor is any worker of such an app.
+    at a real node, is none; nor are that app's workers.
     """
     # Relies on: the engine's module, and Ray's private name for what made an actor. Moved:
     # simulated nodes count as real, which costs comfort and no protection; write the new names.

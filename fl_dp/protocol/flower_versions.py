@@ -28,7 +28,7 @@ class FlowerChanged(ImportError):
 
 @contextmanager
 def parts_of_flower() -> Iterator[None]:
-    """Import parts of Flower that may move, as its documentation leaves them out.
+    """Import parts of Flower that may move: its documentation leaves them out.
 
     Raises:
         FlowerChanged: An import in the block fails; the text names the tested versions.

@@ -69,18 +69,17 @@ class NodeIdentity:
     """A node's answer to the identity query. It depends on none of the node's records.
 
     Attributes:
-        name: The stable name under which a roster lists the node; empty: it has none.
+        name: Stable name in a roster; empty: it has none.
         app: Name of the app that answers.
         versions: Versions of the packages in use, by name.
         mods: Names of the Flower mods around its training.
         arrays: Shape and dtype of the arrays it will answer with, by name. None: unknown.
         failed: Kind of the error, if finding that out failed.
         refuses: Whether its owner does not allow this training.
-        exhausted: The limit by which its own ledger has no room for another round. None: there is
+        exhausted: The limit by which its ledger has no room for another round. None: there is
             room, or its owner does not let it tell.
-        falls_short: Whether its own ledger has room for a round and not for the whole training.
-            False also where its owner does not let it tell.
-        abilities: Abilities of its app.
+        falls_short: Whether its ledger has room for a round and not for the whole training. False
+            also if its owner does not let it tell.
         enforcement: Its promise's enforcement, as it states itself.
         wire: Version of its fl-dp's messages; 0: before versions existed. None: another app.
     """

@@ -29,7 +29,7 @@ class NoiseInstruction:
         scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
         clipping_norm: Bound on the update, in the scheme's norm.
-        epsilon: The client's budget for the whole training. None: only the node's owner caps it.
+        epsilon: The client's budget for the whole training. None: only its owner caps it.
         delta: That budget's delta.
         neighboring_relation: Which data of the client are neighbours.
         levels: Grid points of `exponential`, which cost no privacy. None: its default.
@@ -71,7 +71,7 @@ class SumInstruction:
 
     Attributes:
         rounds: Number of planned sums: rounds, and other releases.
-        epsilon: The client's budget for the whole training. None: only the node's owner caps it.
+        epsilon: The client's budget for the whole training. None: only its owner caps it.
         delta: That budget's delta.
         neighboring_relation: Which data of the client are neighbours.
         unit: `client`, or `record`.
@@ -100,7 +100,6 @@ class RoundInstruction:
     """A client's work in one round, besides training.
 
     Attributes:
-        server_round: The round's number.
         units: Indices of the node's units that take part. None: the node is one unit, and answers
             with its model as any Flower client does.
         sampling_rate: Rate of the coins that the node itself flips for its many units; it never
@@ -109,13 +108,12 @@ class RoundInstruction:
         of_records: Whether its units are its records, each one's update being its gradient.
         bundle: How units are clipped and summed on the node. It goes with `units` or
             `sampling_rate`, or names the metrics asked for.
-        weight_cap: Records from which on a unit has the full weight, `min(records / weight_cap,
-            1)`. None: every unit has weight 1.
+        weight_cap: A unit has weight `min(records / weight_cap, 1)`. None: weight 1.
         utility: The unit's report for the selection (`loss`, `records`, or a name that the client
             knows). None: no report.
-        client_noise: The noise that the client adds itself.
+        client_noise: Noise that the client adds itself.
         compression: How the client encodes its update, after that noise. None: it sends its model.
-        secure_sum: Price of the client's sum, where it goes into a secure sum.
+        secure_sum: Price of the client's sum, if it is a secure one.
     """
 
     server_round: int

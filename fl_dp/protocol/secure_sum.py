@@ -167,8 +167,8 @@ class MemberQuestion:
     Attributes:
         terms: The sum's terms, as text.
         online: Indices of the clients whose messages are summed, ascending.
-        labels: The label of each client's message, by client.
-        bundles: Each client's bundle for this member, by client; empty if it only has to sign.
+        labels: Their messages' labels, by client.
+        bundles: Their bundles for this member, by client; empty if it only has to sign.
         quorum: Signatures of the same view, by member; empty without a cross-check.
     """
 
