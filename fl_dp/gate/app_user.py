@@ -50,8 +50,8 @@ def done_beside(user: AppUser, work: Callable[[], object]) -> Iterator[Any]:
 
     Args:
         user: The user that a child becomes.
-        work: Returns a value that JSON can hold. A child in another file system loads no module:
-            the work's modules have to be imported already.
+        work: Returns a value that JSON can hold. Its modules have to be imported already: a child
+            in another file system loads none.
 
     Yields:
         The work's result beside each process.

@@ -53,7 +53,7 @@ class _Reply:
         tree: Ids of its objects.
         ids: The same as a set.
         limit: Bytes above which it is no model of this message.
-        contents: Bytes of each object that arrived.
+        contents: Each object that arrived.
         size: Bytes that arrived.
     """
 
@@ -78,9 +78,9 @@ class _Passed:
     """A message that the app has.
 
     Attributes:
-        exchange: The exchange, which ends with its answer.
-        server_id: Its id at the server.
-        parts: The parts that Flower has of it.
+        exchange: It ends with the message's answer.
+        server_id: The message's id at the server.
+        parts: What Flower has of it.
     """
 
     exchange: Exchange
@@ -189,7 +189,7 @@ class GatedConnection:
         return set(ids), session
 
     def dropped_a_spare(self) -> bool:
-        """Tell, once, whether a spare message was dropped and the app's reply is still to come.
+        """Tell, once, whether a spare message was dropped while the app's reply is to come.
 
         An app that continues after its reply can send more while another one works.
         """
@@ -197,7 +197,7 @@ class GatedConnection:
         return dropped and self._passed is not None
 
     def push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
-        """Take an object of a reply; with the last one the gate's own answer leaves."""
+        """Take an object of a reply; with the last one the gate's answer leaves."""
         with self._lock:
             reply = self._replies[session]
             reply.size += len(content or b"")

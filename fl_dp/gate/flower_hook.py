@@ -2,8 +2,8 @@
 
 Flower's main loop gets eight values from `_init_connection` and reaches the server by them alone.
 Content leaves by `send` and `push_object`. The gate wraps the connection. All parts of Flower that
-this relies on are imported and checked here. At the start it refuses an untested version, or
-another form.
+this needs are imported and checked here. At the start it refuses an untested version, or another
+form.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Wrapped(Protocol):
         """The functions that the loop gets instead of the connection."""
 
     def dropped_a_spare(self) -> bool:
-        """Tell, once, whether a spare message was dropped and the app's reply is still to come."""
+        """Tell, once, whether a spare message was dropped while the app's reply is to come."""
 
 
 class Parts(NamedTuple):
@@ -178,12 +178,7 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
     """Fetch a message's objects and return the message with its content.
 
     The SuperNode uses the shell's metadata, and the app those of the content's root: they must
-    agree.
-
-    Args:
-        shell: The message without its content, as the server sends it.
-        tree: Ids of its objects.
-        pull: Fetches one object.
+    agree. `shell` and `tree` are as in `Parts`, from the server; `pull` fetches one object.
 
     Raises:
         ValueError: It is too large, an object does not match its id, or the metadata differ.
@@ -212,7 +207,7 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
 
 
 def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
-    """Bytes that objects take once they are inflated, by the id of the one that holds all others.
+    """Bytes of objects once inflated; `root` is the id of the one that holds all others.
 
     An array names its pieces by their index in a list, and may name one a million times.
 
@@ -239,12 +234,7 @@ def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
 
 
 def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYTES) -> Message:
-    """The message that objects make up.
-
-    Args:
-        tree: Ids of its objects.
-        contents: Bytes of each object, by id.
-        most: Most bytes of the inflated message.
+    """The message that objects make up, of at most `most` bytes once inflated.
 
     Raises:
         ValueError: They are no message, or it is larger. Hostile bytes may make Flower raise other

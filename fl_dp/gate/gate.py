@@ -167,7 +167,7 @@ class Gate:
         return closed
 
     def _introduction(self, way: Way) -> ClientAppCallable:
-        """A handler of the identity query that describes the gate, whatever the app."""
+        """A handler of the identity query: it describes the gate, whatever the app."""
         handler = identity_handler(app=APP, abilities=way.abilities)
 
         def introduce(message: Message, context: Context) -> Message:

@@ -8,8 +8,8 @@ user.
     >>> is_isolated(attempts)
     True
 
-Trying needs root, and a gate is not root. So root writes the result beside the policy, where a
-gate reads it at its start (`write_result`, `found_isolated`).
+Trying needs root, and a gate is not root: root writes the result beside the policy, and a gate
+reads it at its start (`write_result`, `found_isolated`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Guarded:
     """Everything that an app must not reach on one machine.
 
     Attributes:
-        secrets: Files of the policy, the ledger, its witness and the keys.
+        secrets: Files of policy, ledger, witness and keys.
         unwritable: Files and folders that are public and must not change.
         home: The gate's Flower folder.
         code: Files and folders with the gate's code.
@@ -231,7 +231,7 @@ def _is_open(path: Path, status: os.stat_result) -> bool:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Tell whether the present user can change a file, or put another one in its place."""
+    """Tell whether the present user can change a file, or replace it."""
     for name in {path, path.resolve()}:
         for ancestor in (name, *name.parents):
             try:
@@ -247,7 +247,7 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def _has_something_open(root: Path) -> bool:
-    """Tell whether anything inside a folder can be changed, or the folder be replaced."""
+    """Tell whether anything in a folder can be changed, or the folder replaced."""
     if _is_replaceable(root):
         return True
     for folder, folders, files in os.walk(root):

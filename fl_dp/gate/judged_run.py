@@ -14,7 +14,6 @@ class JudgedRun:
     """A run as the gate first received it.
 
     Attributes:
-        app: The run's app.
         config: Configuration that the app gets besides its messages.
         overrides: The part of it that the server set, and not the bundle.
     """

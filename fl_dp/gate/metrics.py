@@ -65,12 +65,8 @@ def noised(
 ) -> MetricRecord:
     """Numbers with a bundle's noise, and the weight that every site has.
 
-    They may lie outside their ranges: clipped, they would bias a mean over sites.
-
-    Args:
-        metrics: The bundle's metrics, in order.
-        numbers: The measured numbers. A missing one counts as its range's middle.
-        bundle: A bundle with these metrics, and no other scalars.
+    They may lie outside their ranges: clipped, they would bias a mean over sites. A missing number
+    counts as its range's middle. The bundle has these metrics, in order, and no other scalars.
     """
     steps = bundle.scalar_steps(bundle.scalar_values(0.0, numbers))
     released = bundle.release_scalars(steps, bundle.scalar_noise(SecureRandom()))
@@ -125,7 +121,7 @@ def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
 
 
 def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None:
-    """Refuse a query that the owner does not allow. See `require_allowed_evaluation`."""
+    """Refuse a query that the owner does not allow, as `require_allowed_evaluation`."""
     query = _query_in(config)
     ranges = zip(query.names, query.lows, query.highs, strict=True)
     asked = [ScalarMetric(name=name, low=low, high=high) for name, low, high in ranges]

@@ -23,7 +23,7 @@ def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> 
     Args:
         policy: File of the owner's policy.
         options: Options of `flower-supernode`.
-        isolated: Whether root has tried, and found, that apps can't bypass the gate.
+        isolated: As for `Gate`.
 
     Raises:
         NodeConfigError: The policy can't be read or is invalid, or its ledger or another file

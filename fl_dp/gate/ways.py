@@ -132,7 +132,7 @@ class LocalWay(Way):
     abilities = frozenset({Ability.NOISE})
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse less noise than the owner's. See `Way.require`."""
+        """Refuse less noise than the owner's."""
         asked, least = instruction.client_noise, self._policy.least_noise
         if asked is None:
             raise PolicyRefusal("the round asks for something else than noise at this site")
@@ -154,7 +154,7 @@ class LocalWay(Way):
         return Chain(without_instruction(app), mods)
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Noise the owner's numbers. See `Way.evaluation`."""
+        """Noise the owner's numbers."""
         if not self._policy.keys.evaluation:
             return None
         handler = noised_evaluation(self._policy, without_instruction(app))
@@ -214,7 +214,7 @@ class DistributedWay(Way):
     """The gate adds a share of the noise, and masks: nobody sees this site's update."""
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse sums in which this site would be more than one unit. See `Way.require`."""
+        """Refuse sums in which this site would be more than one unit."""
         price = instruction.secure_sum
         if price is None or instruction.client_noise is not None:
             raise PolicyRefusal("the round asks for something else than a secure sum")
@@ -238,7 +238,7 @@ class DistributedWay(Way):
             )
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Add the site's one clipped update to a sum. See `Way.training`."""
+        """Add the site's one clipped update to a sum."""
         mods = [self._own_sums, node_policy_mod, secure_sum_mod]
         return Chain(sum_of_one(without_instruction(app)), mods)
 
@@ -254,7 +254,7 @@ class DistributedWay(Way):
         return call_next(message, context)
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """Add the owner's numbers to a sum. See `Way.evaluation`."""
+        """Add the owner's numbers to a sum."""
         if not self._policy.keys.evaluation:
             return None
         mods = [self._own_evaluation, node_policy_mod, secure_sum_mod]
@@ -267,7 +267,7 @@ class DistributedWay(Way):
         return call_next(message, context)
 
     def queries(self) -> dict[str, ClientAppCallable]:
-        """The gate's own answers with keys and shares. See `Way.queries`."""
+        """The gate's own answers with keys and shares."""
         return secure_node_handlers()
 
 
@@ -275,11 +275,11 @@ class ClipWay(Way):
     """The gate clips: the server is trusted to add the noise."""
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse every instruction. See `Way.require`."""
+        """Refuse every instruction."""
         raise PolicyRefusal("this gate clips whole models, and follows no round's instruction")
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Clip the update. See `Way.training`."""
+        """Clip the update."""
         return Chain(without_instruction(app), [node_policy_mod, self._clip])
 
     def _clip(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -319,17 +319,17 @@ class RecordWay(Way):
     enforcement = Enforcement.NAMED_APP
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse every instruction. See `Way.require`."""
+        """Refuse every instruction."""
         raise PolicyRefusal("this gate passes on what one app trains, and follows no instruction")
 
     def require_rehearsed(self, config: Config) -> None:
-        """Refuse another configuration than the owner's, or other terms. See `Way`."""
+        """Refuse another configuration than the owner's, or other terms."""
         super().require_rehearsed(config)
         require_pinned_run(self._run, self._policy)
         _ = plan_by_terms(config, self._policy)
 
     def training(self, app: ClientAppCallable) -> Chain:
-        """Charge for the app, and pass on its model. See `Way.training`."""
+        """Charge for the app, and pass on its model."""
         return Chain(app, [self._pinned, node_policy_mod, self._charged])
 
     def _pinned(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -414,11 +414,8 @@ def way_of(policy: GatePolicy, run: JudgedRun) -> Way:
 def _log_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bool) -> None:
     """Log, before a run's first round, how many sites it takes to see more than noise.
 
-    Args:
-        message: The round's message.
-        noise_std: Standard deviation of the noise on each number, of one update or of a sum.
-        norm: Bound on the norm of a site's update.
-        in_a_sum: Whether the noise is that of a sum over sites.
+    `noise_std` is the noise's standard deviation on each number, of a sum over sites or of one
+    update. `norm` bounds the norm of a site's update.
     """
     _, model = only_record(message.content.array_records, "ArrayRecord")
     size = VectorLayout.of(model).size
