@@ -1,6 +1,6 @@
 """The directory of a run: every node's public keys, signed.
 
-Within sums a node's name is its *index*, that of its entry here. A node that is new or has lost
+Within sums a node is named by its *index*, that of its entry here. A node that is new or has lost
 its keys is appended in a new epoch. Earlier entries stay.
 """
 
@@ -230,7 +230,7 @@ class Directory:
 
     @cached_property
     def _ranked(self) -> list[int]:
-        """Current indices, in an order unknown before the directory is complete."""
+        """Current indices, in an order that can't be known before the directory is complete."""
 
         def rank(index: int) -> bytes:
             return digest("committee", self.hash, self.entries[index].identity)

@@ -63,7 +63,7 @@ class SecureNode:
                 with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
             colluding: Nodes that the owner thinks may collude; a larger count in the terms
-                applies. None: as usual for the roster.
+                applies. None: as many as usual for the roster.
             shared_context: Digest of what all nodes were told besides messages. With different
                 digests, masks don't cancel.
 
@@ -157,7 +157,7 @@ class SecureNode:
         return identities
 
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks. What was sent in it can't be opened anymore."""
+        """Delete a run's key, directory and marks. What was sent in it can no longer be opened."""
         self.store.forget(run)
         self._roots.clear()
 
@@ -169,10 +169,8 @@ class SecureNode:
         The mark is on disk when this returns, and the sum counts whatever happens next. The order
         is mark, charge, train.
 
-        Args:
-            text: The terms, as received.
-            content: Digest in hex of everything else that was received.
-            purpose: The message's type.
+        `text` has the terms as received, `content` is the hex digest of everything else that was
+        received, and `purpose` the message's type.
 
         Raises:
             Refused: `terms`, `directory`, `policy` or `stale`.
@@ -239,7 +237,8 @@ class SecureNode:
         """Open, as a member, the shares that unmask the repliers' sum; once per sum.
 
         `text`, `online` and `labels` are as in `view`. `bundles` has each replier's shares for
-        this member. With the cross-check, `quorum` has signatures of this view, by member.
+        this member, by client. With the cross-check, `quorum` has signatures of this view, by
+        member.
 
         Raises:
             Refused: `terms`, `directory`, `policy`, `stale`, `view`, `thin` or `quorum`.

@@ -156,7 +156,7 @@ class OpenSum:
         """Return what to ask a member. It ends the folding of messages.
 
         Raises:
-            ValueError: It is not in the committee.
+            ValueError: The member is not in the committee.
         """
         self._asked = True
         position = self.terms.committee.index(member)

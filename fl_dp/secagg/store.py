@@ -140,10 +140,10 @@ class SQLiteStore:
         return value if stored is None else stored  # a run may have ended in between
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
-        """Store a mark. One transaction also checks that its number exceeds all of the role's.
+        """Store a mark. One transaction checks that its number exceeds all of its role in the run.
 
         Raises:
-            Refused: `stale`, if it does not, within the run.
+            Refused: `stale`, if it does not.
         """
         with self._transaction():
             inserted = self._database.execute(

@@ -227,7 +227,7 @@ class SumTerms:
 
     @cached_property
     def _ring(self) -> list[int]:
-        """The cohort in an order unknown before the terms are fixed."""
+        """The cohort in an order that can't be known before the terms are fixed."""
         return sorted(self.cohort, key=lambda client: digest("ring", self.hash, client))
 
     @cached_property
@@ -326,7 +326,7 @@ def work_ends(reply_after: float) -> float:
 def require_time(reply_after: float, size: int) -> None:
     """Check that `reply_after` leaves time for noise and masks after a node's own work.
 
-    It is the seconds from message to answer, in a sum of `size` coordinates.
+    It is in seconds from message to answer; the sum has `size` coordinates.
 
     Raises:
         ValueError: It leaves too little.

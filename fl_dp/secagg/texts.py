@@ -57,7 +57,7 @@ def canonical(document: Any) -> str:
 def object_of(text: str, keys: Sequence[str], subject: str, *, longest: int) -> dict[str, Any]:
     """Read a JSON object with exactly these keys; `subject` is its plural noun, for the error.
 
-    Nothing is parsed of a peer's text beyond `longest` characters.
+    A peer's text of more than `longest` characters is not parsed.
 
     Raises:
         ValueError: The text is anything else.
@@ -93,7 +93,7 @@ def require_integers(low: int, high: int, **values: Any) -> None:
     """Refuse values other than integers in [low, high].
 
     Raises:
-        ValueError: It names the field.
+        ValueError: Its text names the field.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -104,7 +104,7 @@ def require_name(**values: Any) -> None:
     """Refuse values other than a printable text of 1 to 200 characters.
 
     Raises:
-        ValueError: It names the field.
+        ValueError: Its text names the field.
     """
     for name, value in values.items():
         fits = isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
@@ -116,7 +116,7 @@ def require_ascending(high: int, **values: Sequence[Any]) -> None:
     """Refuse sequences other than ascending integers in [0, high], each once.
 
     Raises:
-        ValueError: It names the field.
+        ValueError: Its text names the field.
     """
     for name, numbers in values.items():
         for number in numbers:
