@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         estimates: Private numbers by name; the first is the main answer.
-        events: What this release is charged as.
+        events: Events that this release is charged as.
         explanation: Its noise, and other remarks for readers.
     """
 

@@ -42,7 +42,8 @@ class Evaluation(RangedQuery, SumQuery):
         """Validate.
 
         Raises:
-            ValueError: A range has no name, or a name is empty, repeated, or the answer's `count`.
+            ValueError: Names and ranges do not pair up, or a name is empty, repeated, or the
+                answer's `count`.
         """
         super().__post_init__()
         names = as_tuple("names", self.names)
@@ -81,8 +82,8 @@ class Evaluation(RangedQuery, SumQuery):
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """The mean of each metric by its name, and `count`.
 
-        It counts clients, or records if `max_records` is above 1. A count within its noise says
-        nothing: means are then their ranges' middles, with a note.
+        The count is of clients, or of records if `max_records` is above 1. A count within its
+        noise says nothing: means are then their ranges' middles, with a note.
         """
         count = float(total[-1])
         means = self._means(total[:-1], count, noise_std)

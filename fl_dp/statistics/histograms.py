@@ -93,7 +93,8 @@ class Frequencies(BinnedQuery):
         """Validate.
 
         Raises:
-            ValueError: There is none, or one is neither string nor whole number, or occurs twice.
+            ValueError: There is no category, or one is neither string nor whole number, or occurs
+                twice.
         """
         super().__post_init__()
         categories = as_tuple("categories", self.categories)

@@ -102,7 +102,7 @@ class NoiseChoice:
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """What one release is charged as."""
+        """The events that one release is charged as."""
         return tuple(mechanism.event() for mechanism in self.mechanisms)
 
     @property
@@ -112,7 +112,7 @@ class NoiseChoice:
 
     @property
     def summed_by(self) -> Quantiles | Vote | SumMechanism:
-        """What bounds each contribution and encodes it for an exact sum."""
+        """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
         if isinstance(self.query, Vote):
             return self.query
         if isinstance(self.query, Quantiles) and not self._uses_one_sum:
@@ -233,6 +233,7 @@ def draw_error(candidates: int, mechanism: ExponentialMechanism) -> float:
 
     In units of utility: clients of a quantile's rank, or votes.
 
-    Reference: Dwork and Roth 2014, theorem 3.11.
+    Reference:
+        Dwork and Roth 2014, theorem 3.11.
     """
     return math.log(candidates / (1.0 - _CONFIDENCE)) / mechanism.rate

@@ -40,8 +40,8 @@ class Quantiles(SumQuery):
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
     Exponential mechanisms need the exact sum. Under a secure sum no party has it: quantiles are
-    then computed from the sum with Gaussian noise (`estimates`). All have one price; they are less
-    exact the finer the grid, as noise adds up over its points.
+    then computed from the sum with Gaussian noise (`estimates`), all together for one price. They
+    are less exact the finer the grid, as noise adds up over its points.
 
     Attributes:
         max_records: A client's mass is its number of records over this, at most 1.
@@ -50,9 +50,9 @@ class Quantiles(SumQuery):
             take it from the data. A draw's rank error grows with the logarithm of the grid's size,
             so a finer grid costs little; from a noisy sum it grows with the square root.
 
-    Reference: McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for
-        quantiles: Smith 2011, "Privacy-preserving statistical estimation with optimal convergence
-        rates".
+    Reference:
+        McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for quantiles: Smith
+        2011, "Privacy-preserving statistical estimation with optimal convergence rates".
     """
 
     kind: ClassVar[str] = "quantiles"

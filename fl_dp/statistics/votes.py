@@ -33,10 +33,11 @@ class Vote(Query):
     candidates does not matter.
 
     Attributes:
-        max_records: Always 1.
+        max_records: Always 1: a client has one vote.
         candidates: Number of candidates, at least 2; public.
 
-    Reference: McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
+    Reference:
+        McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
     """
 
     kind: ClassVar[str] = "vote"
