@@ -37,7 +37,11 @@ class BundleSum:
     def __init__(
         self, bundle: GaussianBundle, layout: VectorLayout, origin: NDArray[np.float64]
     ) -> None:
-        """Start from zero; arguments and errors as for `ClippedSum`."""
+        """Start from zero; arguments as for `ClippedSum`.
+
+        Raises:
+            ValueError: As `ClippedSum`.
+        """
         self.bundle = bundle
         self.updates = ClippedSum(
             layout, origin, grid=bundle.updates.grid, clipping_norms=bundle.clipping_norms

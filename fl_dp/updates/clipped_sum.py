@@ -138,7 +138,7 @@ class _Sum:
     def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
         """Let threads use the sum so far block by block, each while the cache has it.
 
-        `use` gets a block of `total` and its slice.
+        `use` gets a block of `total` and its slice of the flat vector.
         """
         last = self._taken_scales()
 

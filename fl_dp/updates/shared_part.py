@@ -52,7 +52,7 @@ class SharedPart:
 
         Args:
             names: Names of all its arrays, in order.
-            patterns: Which to share, with `*` and `?` as in file names, case-sensitive. None: all
+            patterns: Names to share, with `*` and `?` as in file names, case-sensitive. None: all
                 that are not frozen.
             frozen: Those that no client trains; a pattern that matches one shares nothing.
 
