@@ -1,7 +1,7 @@
 """Mark of a gate in each of its answers to a round: the enforcement of the policy at its site.
 
-An answer without a mark shows that a node, under the same id, has no gate any more. A mark is only
-the site's statement, as is its introduction.
+The first answer without a mark shows that a node, under the same id, has no gate any more. A mark
+is only the site's statement, as is its introduction.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class NoiseInstruction:
         scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
         clipping_norm: Bound on the update, in the scheme's norm.
-        epsilon: The client's budget for the whole training. None: only its owner caps it.
+        epsilon: The client's budget for the whole training. None: only the node's owner caps it.
         delta: That budget's delta.
         neighboring_relation: Which data of the client are neighbours.
-        levels: Grid points of `exponential`, which cost no privacy. None: its default.
+        levels: Number of grid points of `exponential`, which costs no privacy. None: its default.
     """
 
     scheme: str
@@ -69,11 +69,10 @@ class NoiseInstruction:
 class SumInstruction:
     """A secure sum's price to a client, besides its terms.
 
+    `epsilon`, `delta` and `neighboring_relation` are as in `NoiseInstruction`.
+
     Attributes:
         rounds: Number of planned sums: rounds, and other releases.
-        epsilon: The client's budget for the whole training. None: only its owner caps it.
-        delta: That budget's delta.
-        neighboring_relation: Which data of the client are neighbours.
         unit: `client`, or `record`.
     """
 

@@ -39,9 +39,7 @@ class OwnGrid(Grid):
     ) -> Iterable[Message]:
         """Return replies that have come, as `replies_to` does.
 
-        Args:
-            reply_to_message_ids: Ids of the messages whose replies are wanted.
-            message_ids: The same, under its name before Flower 1.43.
+        `message_ids` is the name of `reply_to_message_ids` before Flower 1.43.
 
         Raises:
             TypeError: Neither is given, or both are.

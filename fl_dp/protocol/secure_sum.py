@@ -128,7 +128,7 @@ def without_terms(content: RecordDict) -> RecordDict:
 
 
 def masked_to_content(message: MaskedMessage) -> RecordDict:
-    """A client's reply."""
+    """A client's reply as a message's content."""
     # An array, as it travels in chunks; bytes in a ConfigRecord travel in one piece.
     masked = Array(np.frombuffer(message.masked, np.uint8))
     rest: _Config = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
@@ -195,7 +195,7 @@ class MemberQuestion:
         """Read a question.
 
         Raises:
-            ValueError: The content is none.
+            ValueError: It is none.
         """
         config = _only_config(content)
         text = config.get(_TERMS)
