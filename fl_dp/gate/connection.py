@@ -1,4 +1,4 @@
-"""A gated connection: Flower's eight functions, with the owner's gate before the server.
+"""A gated connection: Flower's eight functions, with the owner's gate between them and the server.
 
 Incoming messages are fetched whole, checked and paid for before Flower gets them. All objects of a
 reply are taken and none is sent on; the gate's own answer leaves by the real functions.
@@ -53,7 +53,7 @@ class _Reply:
         tree: Ids of its objects.
         ids: The same as a set.
         limit: Bytes above which it is no model of this message.
-        contents: Each object that arrived.
+        contents: Bytes of each object that arrived.
         size: Bytes that arrived.
     """
 

@@ -1,7 +1,7 @@
 """One message at the gate: the owner's mods run in a thread, and the app is their inner handler.
 
 When a mod calls the handler, the message goes to the SuperNode. The thread waits for the app's
-reply or the end of its time. The answer leaves at a public instant, whatever the app did.
+reply or the end of the app's time. The answer leaves at a public instant, whatever the app did.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Exchange:
     def end(self, reply: Message | None) -> None:
         """Take the app's first reply, and wait until the answer has left.
 
-        None: the app gave no reply that can be read.
+        A reply of None: the app gave none that can be read.
         """
         with self._lock:
             if not self._is_over:

@@ -1,9 +1,8 @@
 """The one hook into Flower's SuperNode: the connection by which everything leaves.
 
 Flower's main loop gets eight values from `_init_connection` and reaches the server by them alone.
-Content leaves by `send` and `push_object`. The gate wraps the connection. All parts of Flower that
-this needs are imported and checked here. At the start it refuses an untested version, or another
-form.
+Content leaves by `send` and `push_object`. The gate wraps them. All parts of Flower that this
+needs are imported and checked here. At the start an untested version, or another form, is refused.
 """
 
 from __future__ import annotations

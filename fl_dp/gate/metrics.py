@@ -47,7 +47,7 @@ def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetri
     """Refuse numbers that the owner does not name, or names with another range.
 
     Raises:
-        PolicyRefusal: It names the first of them.
+        PolicyRefusal: Its text names the first of them.
     """
     by_name = {metric.name: metric for metric in allowed}
     for metric in asked:
@@ -121,7 +121,7 @@ def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
 
 
 def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None:
-    """Refuse a query that the owner does not allow, as `require_allowed_evaluation`."""
+    """Refuse a query that the owner does not allow. See `require_allowed_evaluation`."""
     query = _query_in(config)
     ranges = zip(query.names, query.lows, query.highs, strict=True)
     asked = [ScalarMetric(name=name, low=low, high=high) for name, low, high in ranges]

@@ -27,7 +27,7 @@ def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:
     """Refuse a run with another configuration than the bundle's own and the owner's.
 
     Raises:
-        PolicyRefusal: It names the first key with another value.
+        PolicyRefusal: Its text names the first key with another value.
     """
     pinned = policy.keys.run_config
     config = {key: run.config.get(key) for key in {*run.overrides, *pinned}}
@@ -89,7 +89,7 @@ def _number_of_round(value: object) -> int:
 
 
 def _require_pinned(config: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
-    """Refuse server values that are not the owner's, which stand under the policy's `key`."""
+    """Refuse server values that are not the owner's; `key` is the policy's key with those."""
     for name, value in sorted(config.items()):
         if name not in pinned:
             raise PolicyRefusal(f"the server sets {name!r:.50}, and {key} does not name it")

@@ -320,7 +320,7 @@ class GatePolicy:
 
     @property
     def own_bundle(self) -> GaussianBundle:
-        """An answer's release to a server that asks for no noise: an update and metrics."""
+        """The release of an answer to a server that asks for no noise: an update and metrics."""
         noise = self.least_noise
         release = Release(
             clipping=FixedClipping(norm=noise.clipping_norm),

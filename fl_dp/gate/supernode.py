@@ -20,10 +20,8 @@ from .policy import GatePolicy
 def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> Callable[[], None]:
     """A function that runs a SuperNode behind a gate.
 
-    Args:
-        policy: File of the owner's policy.
-        options: Options of `flower-supernode`.
-        isolated: As for `Gate`.
+    `policy` is the owner's file, `options` are those of `flower-supernode`, `isolated` is as for
+    `Gate`.
 
     Raises:
         NodeConfigError: The policy can't be read or is invalid, or its ledger or another file

@@ -115,10 +115,10 @@ class Way(ABC):
 
     @abstractmethod
     def training(self, app: ClientAppCallable) -> Chain:
-        """How a training message is answered around the app."""
+        """The chain that answers a training message around the app."""
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
-        """How an evaluation is answered around the app. None: it is refused."""
+        """The chain that answers an evaluation around the app. None: it is refused."""
         return None
 
     def queries(self) -> dict[str, ClientAppCallable]:
