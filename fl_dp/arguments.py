@@ -1,8 +1,7 @@
-"""Arguments of public classes and functions: each is checked by its type, before anything else.
+"""Checks of public arguments by their types, before anything else.
 
-Values with the same meaning are converted: a number of NumPy, or a tensor without dimensions, to
-that number; a list, or an array of one dimension, to a tuple; `"zero-out"` to its
-`NeighboringRelation`.
+Equivalent values are converted: a NumPy number or a tensor without dimensions to that number, a
+list or an array of one dimension to a tuple, `"zero-out"` to its `NeighboringRelation`.
 
     >>> require_known(["samplig_rate"], ["rounds", "sampling_rate"], of="with_budget")
     Traceback (most recent call last):
@@ -36,16 +35,16 @@ _NAMES = {
 
 
 class Arguments:
-    """A frozen dataclass of arguments: unknown names and values of a wrong type are refused.
+    """A frozen dataclass that refuses unknown names and values of a wrong type.
 
-    A subclass with a `__post_init__` of its own calls this one first.
+    A subclass's own `__post_init__` calls this one first.
     """
 
     def __new__(cls, *positional: object, **named: object) -> Self:
         """Refuse a name that the class does not have.
 
         Raises:
-            ArgumentError: The text has the nearest right name.
+            ArgumentError: With the nearest right name.
         """
         kind: type = cls
         require_known(named, keywords_of(kind), of=kind.__name__)
@@ -55,20 +54,16 @@ class Arguments:
         """Convert each field by its type.
 
         Raises:
-            ArgumentError: A field has a value of the wrong type.
+            ArgumentError: A value has the wrong type.
         """
         read_fields(self)
 
 
 def read_fields(instance: object, *, but: Collection[str] = ()) -> None:
-    """Convert the fields of a frozen dataclass by their types.
-
-    Args:
-        instance: The dataclass, in its `__post_init__`.
-        but: Fields that are checked elsewhere.
+    """Convert a frozen dataclass's fields in its `__post_init__`, except `but`, checked elsewhere.
 
     Raises:
-        ArgumentError: A field has a value of the wrong type.
+        ArgumentError: A value has the wrong type.
     """
     fields = {name: value for name, value in vars(instance).items() if name not in but}
     kind: type = type(instance)
@@ -78,15 +73,12 @@ def read_fields(instance: object, *, but: Collection[str] = ()) -> None:
 
 
 def read_arguments(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments converted by their types.
+    """Return arguments converted by type; `hints` are as of `typing.get_type_hints`.
 
-    Args:
-        arguments: Values by name.
-        hints: Types by name, as `typing.get_type_hints` returns them. A name without a type, or
-            with a type that can't be checked at run time, passes.
+    A name without a type, or with one that can't be checked at run time, passes.
 
     Raises:
-        ArgumentError: The text has the name, the value, and what to write.
+        ArgumentError: With the name, the value, and what to write.
     """
     read = dict(arguments)
     for name, value in arguments.items():
@@ -100,11 +92,7 @@ def read_arguments(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> di
 def with_read_arguments(
     *but: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator that converts a function's arguments; see `read_arguments`.
-
-    Args:
-        but: Names of arguments that the function checks itself.
-    """
+    """Return a decorator that applies `read_arguments`; the function itself checks `but`."""
 
     def reading(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         names = tuple(inspect.signature(function).parameters)
@@ -123,13 +111,13 @@ def with_read_arguments(
 
 @cache
 def hints_of(signed: Any) -> dict[str, Any]:
-    """Return the types of a class's fields, or of a function's arguments, by their names."""
+    """Types of a class's fields or a function's arguments, by name."""
     return typing.get_type_hints(signed)
 
 
 @cache
 def keywords_of(kind: type) -> frozenset[str]:
-    """Return the names that a class's constructor takes, with those it passes on by `**`."""
+    """Names that a constructor takes, with those it passes on by `**`."""
     names: set[str] = set()
     for parent in kind.__mro__:
         if "__init__" not in vars(parent):
@@ -143,15 +131,10 @@ def keywords_of(kind: type) -> frozenset[str]:
 
 
 def require_known(names: Iterable[str], allowed: Iterable[str], *, of: str) -> None:
-    """Refuse a name that is not allowed.
-
-    Args:
-        names: Names as written.
-        allowed: All allowed names.
-        of: Name of the function or class, for the error.
+    """Refuse a name that is not allowed; `of` is the function or class, for the error.
 
     Raises:
-        ArgumentError: The text has the nearest right name, and all right names.
+        ArgumentError: With the nearest right name, and all right names.
     """
     choices = sorted(allowed)
     for name in names:
@@ -164,7 +147,7 @@ def require_known(names: Iterable[str], allowed: Iterable[str], *, of: str) -> N
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value is of a type, as far as that can be checked at run time."""
+    """Whether a value is of a type, as far as run time can tell."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:
         return any(fits(value, part) for part in parts)
@@ -185,7 +168,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """Return a value converted to a type, or the value itself where that can't be done."""
+    """A value converted to a type; unchanged where that can't be done."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:
         # All are converted first: a conversion that raises does so whatever fits.

@@ -1,4 +1,4 @@
-"""The Flower `ClientApp` of the task that the server's settings name."""
+"""Flower `ClientApp` of the task in the server's settings."""
 
 from fl_dp.app.task_client import app
 

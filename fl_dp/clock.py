@@ -1,7 +1,7 @@
-"""The clock by which rounds, secret coins and workers keep their deadlines.
+"""Clock for the deadlines of rounds, secret coins and workers.
 
-All code that gives up after a time reads and waits here. Tests replace these functions by a clock
-of their own, so that no outcome depends on how busy the machine is.
+All code with a timeout reads and waits here. Tests substitute their own clock: no outcome then
+depends on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from multiprocessing.connection import Connection, wait
 
 
 def now() -> float:
-    """Return seconds since an arbitrary start; they never decrease."""
+    """Seconds since an arbitrary start; never decreasing."""
     return time.monotonic()
 
 
 def sleep(seconds: float) -> None:
-    """Wait; not at all for a negative number."""
+    """Wait; a negative number is 0."""
     time.sleep(max(0.0, seconds))
 
 
 def readable(source: Connection | int, seconds: float | None) -> bool:
-    """Wait until `source` can be read or its other end is closed; return False after the time.
+    """Wait until `source` is readable or its other end is closed; return False on timeout.
 
     Args:
         source: A connection or a file descriptor.
-        seconds: Time to wait. None: without limit.
+        seconds: Timeout. None: no limit.
     """
     if seconds is not None:
         seconds = max(0.0, seconds)

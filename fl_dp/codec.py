@@ -1,11 +1,11 @@
-"""The one form of a value in JSON: an object of the fields of its dataclass.
+"""The one JSON form of a value: an object of its dataclass's fields.
 
     >>> encode(CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)))
     {'kind': 'cyclic', 'groups': 4, 'inside': {'kind': 'poisson', 'sampling_rate': 0.5}}
 
-An object names its `kind` if its class has one; an enum is its value, a tuple a list. The types of
-the fields direct the reading, so that a stranger's document makes nothing else, and each class
-checks itself. Signed texts have a form of their own, letter by letter (`fl_dp/secagg/texts.py`).
+An object names its `kind` if its class has one; an enum is its value, a tuple a list. Field types
+direct the reading: a stranger's document makes nothing else. Each class checks itself. Signed
+texts have their own form, letter by letter (`fl_dp/secagg/texts.py`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LEAVES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """Another JSON form of a type; the type is `Annotated` with it.
+    """Another JSON form of a type, which is `Annotated` with it.
 
     Attributes:
         write: Maps the value to plain JSON values.
-        read: Maps them back. It raises what `decode` does, or what `document` makes an error of.
+        read: Maps them back. It raises what `decode` does, or what `document` converts.
     """
 
     write: Callable[[Any], Any]
@@ -46,7 +46,7 @@ class Form:
 
 
 def encode(value: Any) -> Any:
-    """Return a value as plain JSON values."""
+    """A value as plain JSON values."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -65,21 +65,21 @@ def encode(value: Any) -> Any:
 
 
 def encode_text(value: object) -> str:
-    """Return a value as JSON text."""
+    """A value as JSON text."""
     return json.dumps(encode(value))
 
 
 def decode(kind: Any, written: object, name: str = "") -> Any:
-    """Return the value that `encode` wrote.
+    """Read a value that `encode` wrote.
 
     Args:
-        kind: The value's type: a class, or a union of classes that have a `kind` each.
+        kind: A class, or a union of classes that each have a `kind`.
         written: Plain JSON values from anybody.
-        name: Name of the value in errors; by default the class's name in words.
+        name: The value's name in errors; by default the class's name in words.
 
     Raises:
-        ValueError: `written` is no such value. The text names fields and no value; the class's own
-            may.
+        ValueError: `written` is no such value. The text names fields, no values; the class's own
+            text may.
     """
     name = name or _words(kind)
     with document(name):
@@ -87,7 +87,7 @@ def decode(kind: Any, written: object, name: str = "") -> Any:
 
 
 def decode_text(kind: type[_T], text: str) -> _T:
-    """Return the value that `encode_text` wrote; see `decode`."""
+    """Read a value that `encode_text` wrote; see `decode`."""
     value: _T = decode(kind, parsed_object(text, _words(kind)))
     return value
 
@@ -112,7 +112,7 @@ def _required(kind: type) -> frozenset[str]:
 
 
 def _read(hint: Any, written: Any, name: str) -> Any:
-    """Return the value of a type, `name` being its path in errors, such as `plan.cohort[2]`."""
+    """Read a value; `name` is its path in errors, such as `plan.cohort[2]`."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return parts[1].read(written)
@@ -171,15 +171,10 @@ def _read_object(choices: Sequence[Any], written: Any, name: str) -> Any:
 
 
 def known_kind(kinds: Mapping[str, _T], kind: object, *, of: str) -> _T:
-    """Return the entry of a kind.
-
-    Args:
-        kinds: All entries that this version knows, by kind.
-        kind: A kind written by anybody.
-        of: Name of the family for the error, for instance `noise`.
+    """The entry of a kind that anybody wrote; `of` is its family in the error, e.g. `noise`.
 
     Raises:
-        ValueError: The kind is unknown: this version can't read what it is written for.
+        ValueError: The kind is unknown: this version can't read what it stands for.
     """
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Documents and values from untrusted writers: all errors in them become one kind of error."""
+"""Documents and values from untrusted writers: every error in them becomes one kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST = 16_000_000
 
 
 def real_number(value: object) -> float:
-    """Return a number as a float, infinities included; NaN for anything else."""
+    """A number, infinities included, as a float; NaN for anything else."""
     import numpy as np  # the only function here that needs it
 
     if isinstance(value, np.ndarray | np.generic):
@@ -41,13 +41,13 @@ def real_number(value: object) -> float:
 
 @contextmanager
 def document(name: str) -> Iterator[None]:
-    """Read a document inside; a ValueError of its own passes as it is.
+    """Read a document inside the block; its own ValueErrors pass unchanged.
 
     Args:
-        name: Name of the document for the error, for instance `terms of a sum`.
+        name: The document's name in the error, for instance `terms of a sum`.
 
     Raises:
-        ValueError: The document is malformed. The text names no value, so that it may travel.
+        ValueError: The document is malformed. The text may travel: it names no value.
     """
     try:
         yield
@@ -56,15 +56,12 @@ def document(name: str) -> Iterator[None]:
 
 
 def parsed_object(text: str, name: str, *, longest: int = LONGEST) -> dict[str, Any]:
-    """Return the JSON object that a text holds; its numbers are finite.
+    """The JSON object in a text of at most `longest` characters; its numbers are finite.
 
-    Args:
-        text: The text. If it has more than `longest` characters, nothing is parsed.
-        name: Name of the document for the error.
-        longest: Largest number of characters of such a document.
+    A longer text is not parsed. `name` is the document's name in the error.
 
     Raises:
-        ValueError: The text holds no such object.
+        ValueError: The text is longer, or holds no such object.
     """
     if len(text) > longest:
         raise ValueError(f"this is no {name}: {len(text)} characters are more than {longest}")
@@ -76,7 +73,7 @@ def parsed_object(text: str, name: str, *, longest: int = LONGEST) -> dict[str, 
 
 
 def _finite(text: str) -> float:
-    """Return a number of a document; `NaN`, `Infinity` and `1e999` are none."""
+    """A document's number; `NaN`, `Infinity` and `1e999` are none."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"numbers must be finite, got {text:.20}")
@@ -84,7 +81,7 @@ def _finite(text: str) -> float:
 
 
 def plain_yaml(text: bytes, name: str) -> Any:
-    """Return the content of YAML text, without tags, aliases or deep nesting.
+    """Content of YAML without tags, aliases or deep nesting.
 
     Raises:
         ValueError: It is no YAML, or has one of those.
@@ -113,11 +110,7 @@ def plain_yaml(text: bytes, name: str) -> Any:
 
 
 def repeated_keys(text: bytes) -> list[str]:
-    """Return the keys that stand twice in a mapping: YAML uses the last value.
-
-    Args:
-        text: The mapping's text, once `plain_yaml` has read it.
-    """
+    """A mapping's repeated keys, of which YAML uses the last value; first call `plain_yaml`."""
     import yaml  # where a document is YAML alone
 
     keys = [key.value for key, _ in yaml.compose(text, Loader=yaml.SafeLoader).value]
@@ -125,7 +118,7 @@ def repeated_keys(text: bytes) -> list[str]:
 
 
 def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Return nested settings under keys with dots between."""
+    """Nested settings under dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, readable by their owner alone by default."""
+"""Files written whole or not at all; by default only their owner can read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def free_memory(meminfo: Path = _MEMORY) -> int | None:
-    """Return the bytes of memory that are free without swapping; None where no file says so."""
+    """Bytes of memory free without swapping; None where no file says so."""
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -30,7 +30,7 @@ def free_memory(meminfo: Path = _MEMORY) -> int | None:
 
 
 def cache_folder() -> Path | None:
-    """Return `fl-dp` in the user's cache folder; None for a user without a home."""
+    """`fl-dp` in the user's cache folder; None without a home."""
     # The XDG base directory specification ignores relative paths.
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if configured.is_absolute():
@@ -43,14 +43,14 @@ def cache_folder() -> Path | None:
 
 
 def simulations_folder() -> Path:
-    """Return the folder where simulated nodes store what real ones store beside their ledgers."""
+    """Where simulated nodes store what real ones store beside their ledgers."""
     return Path.home() / ".fl-dp" / "simulations"
 
 
 def private_folder(folder: Path, *, exist_ok: bool = True) -> None:
     """Make a folder that only its owner can enter, whatever the umask; parents as usual.
 
-    An existing folder retains its permissions.
+    An existing folder keeps its permissions.
 
     Raises:
         FileExistsError: The name exists, unless it is a folder and `exist_ok`.
@@ -70,7 +70,7 @@ def private_file(file: Path) -> None:
     """Make an empty file that only its owner can read, whatever the umask, unless it exists.
 
     Raises:
-        OSError: The file can't be made.
+        OSError: It can't be made.
     """
     with contextlib.suppress(FileExistsError):
         _create(file, _OWNER)
@@ -84,15 +84,15 @@ class HeldElsewhere(OSError):
 def held_alone(file: Path, activity: str) -> Iterator[None]:
     """Hold a file's lock for the block; the system releases it when the process dies.
 
-    A forked child does not hold it, so that it ends with the process that took it.
+    A forked child does not hold it: the lock ends with the process that took it.
 
     Args:
-        file: The file to lock, in an existing folder; it is made if need be.
-        activity: What a process does that holds the lock, for the error, as a verb.
+        file: The file to lock, made if missing, in an existing folder.
+        activity: A verb for what the lock's holder does, for the error.
 
     Raises:
         HeldElsewhere: Another process holds it, on this machine or on a network's file system.
-        OSError: The file system has no locks, which an SQLite ledger needs, too.
+        OSError: The file system has no locks, which an SQLite ledger also needs.
     """
     private_file(file)
     descriptor = os.open(file, os.O_RDWR)  # to write: without it a network's files have no locks
@@ -125,16 +125,16 @@ os.register_at_fork(after_in_child=_release_locks)
 
 @contextlib.contextmanager
 def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
-    """Yield a temporary path, so that others see all of the new file or the old one.
+    """Yield a temporary path, so that others see the whole new file or the old one.
 
-    This holds after a power cut, too: the content is on disk before it gets the file's name.
+    This survives a power cut: the content is on disk before it gets the file's name.
 
     Args:
-        file: The file's path after a block without error; its folder must exist.
+        file: The path after a block without error; its folder must exist.
         public: Whether others may read it, as far as the umask allows.
 
     Yields:
-        A temporary file in the same folder, which is gone after the block.
+        A temporary file in the same folder, gone after the block.
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
     _create(temporary, _EVERYBODY if public else _OWNER)
@@ -152,7 +152,7 @@ def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Add the folder to the error of a full disk or quota, which by itself names no path.
+    """Add the folder to the error of a full disk or quota, which itself names no path.
 
     Raises:
         OSError: Whatever the block raises.
@@ -166,13 +166,13 @@ def full_disk_named(folder: Path) -> Iterator[None]:
 
 
 def write_text(file: Path, text: str, *, public: bool = False) -> None:
-    """Replace a file by a text, UTF-8, as `written_whole` does."""
+    """Replace a file by UTF-8 text, as `written_whole` does."""
     with written_whole(file, public=public) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file, as hexadecimal text.
+    """A file's SHA-256 in hexadecimal.
 
     Raises:
         OSError: The file can't be read.
@@ -182,11 +182,7 @@ def sha256_of(file: Path) -> str:
 
 
 def read_json_object(file: str | Path, name: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        file: The file's path.
-        name: Name of the document for the error, for instance `privacy statement`.
+    """Read a JSON object; `name`, e.g. `privacy statement`, is its name in errors.
 
     Raises:
         OSError: The file can't be read.

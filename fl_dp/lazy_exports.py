@@ -1,6 +1,6 @@
-"""Names that a package imports on first use, because their modules load slowly.
+"""Names that a package imports on first use, as their modules load slowly.
 
-Importing a module imports its package first: without this, `fl_dp.accounting.schedules` would load
+A module's import first imports its package: without this, `fl_dp.accounting.schedules` would load
 SciPy. Fast modules are imported as usual. The others stand twice:
 
     if TYPE_CHECKING:  # for type checkers and editors
@@ -18,12 +18,12 @@ from typing import Any
 
 
 def lazy_exports(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package, which Python calls for a missing name.
+    """A package's `__getattr__`, which Python calls for a missing name.
 
     Args:
         package: The package's `__name__`.
-        module_of: Module inside the package by exported name. No exported name may be a module's:
-            importing that module would replace it.
+        module_of: Module inside the package, by exported name. The name may be no module's: that
+            module's import would replace it.
     """
 
     def get(name: str) -> Any:

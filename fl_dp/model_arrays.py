@@ -1,4 +1,4 @@
-"""Conversion of a PyTorch model's state to arrays, which travel, and back.
+"""A PyTorch model's state as arrays, which travel, and back.
 
 >>> arrays = get_arrays(model)
 >>> set_arrays(model, list(arrays.values()))
@@ -16,20 +16,16 @@ from torch import Tensor, nn
 
 
 def distinct_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's state, each tensor once, under the first of its names.
+    """A model's state, each tensor once, under the first of its names.
 
-    A tensor that travelled under two names would count twice in a norm and have two noises, and the
-    second to arrive would overwrite the first.
-
-    Args:
-        model: Any module, on any device.
+    Under two names a tensor would count twice in a norm and get two noises; the second to arrive
+    would overwrite the first.
 
     Returns:
-        Names of `state_dict()`, in its order, and tensors that share memory with the model.
+        Names of `state_dict()`, in its order; tensors share the model's memory, on any device.
 
     Raises:
-        ValueError: Two parameters share memory without being one. Each would be trained, and one of
-            both lost.
+        ValueError: Two parameters share memory without being one: both are trained, one is lost.
     """
     state: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -49,31 +45,23 @@ def distinct_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Copy a model's state into arrays.
-
-    Args:
-        model: Any module, on any device.
-
-    Returns:
-        The names of `distinct_state`, in its order, with arrays that share no memory with it.
-    """
+    """Copy a model's state from any device to arrays, named and ordered as `distinct_state`."""
     return {name: tensor.cpu().numpy().copy() for name, tensor in distinct_state(model).items()}
 
 
 def set_arrays(
     model: nn.Module, arrays: Sequence[NDArray[Any]], names: Sequence[str] | None = None
 ) -> None:
-    """Overwrite a model's state. If an array does not fit, nothing is written.
+    """Overwrite a model's state; if an array does not fit, nothing is written.
 
     Args:
         model: The module to change, on any device.
-        arrays: One array for each entry, in its shape; values are cast to the entry's dtype. All
-            names of a shared tensor get its array.
-        names: Entries of `state_dict()`, in the order of the arrays; those of `distinct_state` by
-            default.
+        arrays: One array per entry, in its shape; values are cast to the entry's dtype. All names
+            of a shared tensor get its array.
+        names: Entries of `state_dict()`, in the arrays' order; by default `distinct_state`'s.
 
     Raises:
-        ValueError: The number of arrays, a shape, or the kind of a dtype (e.g. float for an integer
+        ValueError: The number of arrays, a shape, or a dtype's kind (e.g. float for an integer
             entry) differs.
     """
     if names is None:

@@ -1,6 +1,6 @@
-"""Errors of options, combinations that are always wrong, and common checks of a value.
+"""Errors of options, combinations that are always wrong, and common checks.
 
-A sentence names an option by its argument in Python, which is the last word of its key in Hydra:
+An error names an option by its Python argument, the last word of its Hydra key:
 
     >>> require_rate(sampling_rate=1.5)
     Traceback (most recent call last):
@@ -24,9 +24,9 @@ class OptionError(ValueError):
 
 
 class ArgumentError(OptionError, TypeError):
-    """There is no argument of that name, or its value is of the wrong type.
+    """An argument's name is unknown, or its value has the wrong type.
 
-    It is an `OptionError` as well: the value may come from a file, whose reader expects one.
+    It is an `OptionError` too: a file's reader expects one.
     """
 
 
@@ -46,8 +46,8 @@ class Exclusion(Generic[Facts]):
 
     Attributes:
         options: The options concerned.
-        when: Returns whether facts have the combination.
-        why: What would go wrong, in one sentence without its full stop.
+        when: Whether facts have the combination.
+        why: What would go wrong: one sentence without its full stop.
         instead: What to write instead.
     """
 
@@ -61,7 +61,7 @@ def require_compatible(rules: Iterable[Exclusion[Facts]], facts: Facts) -> None:
     """Refuse the first combination that the facts have.
 
     Raises:
-        IncompatibleOptions: The text says what to write instead.
+        IncompatibleOptions: With what to write instead.
     """
     for rule in rules:
         if rule.when(facts):
@@ -74,7 +74,7 @@ def require_positive(**settings: float) -> None:
     """Refuse settings that are not positive and finite.
 
     Raises:
-        OptionError: One is not, or is too close to zero for float64; the text has its name.
+        OptionError: One, named in the text, is not, or is too close to zero for float64.
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
@@ -87,7 +87,7 @@ def require_count(**settings: int) -> None:
     """Refuse settings that are not integers from 1 on.
 
     Raises:
-        OptionError: One is not; the text has its name.
+        OptionError: One, named in the text, is not.
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -95,10 +95,10 @@ def require_count(**settings: int) -> None:
 
 
 def require_rate(**settings: float) -> None:
-    """Refuse settings that are not in (0, 1], where 1 means all units.
+    """Refuse settings outside (0, 1], where 1 means all units.
 
     Raises:
-        OptionError: One is not; the text has its name.
+        OptionError: One, named in the text, is outside.
     """
     for name, value in settings.items():
         if not 0.0 < value <= 1.0:
@@ -106,10 +106,10 @@ def require_rate(**settings: float) -> None:
 
 
 def require_probability(**settings: float) -> None:
-    """Refuse settings that are not in (0, 1), both ends excluded, such as a delta.
+    """Refuse settings outside (0, 1), both ends excluded, such as a delta.
 
     Raises:
-        OptionError: One is not; the text has its name.
+        OptionError: One, named in the text, is outside.
     """
     for name, value in settings.items():
         if not 0.0 < value < 1.0:

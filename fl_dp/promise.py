@@ -1,4 +1,4 @@
-"""Meaning of an epsilon, and how it is written on every screen, page and paper."""
+"""Meaning of an epsilon, and how each screen, page and paper writes it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ LARGE_DELTA = 1e-3
 
 
 def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
-    """Tell whether an epsilon promises anything.
+    """Whether an epsilon promises anything.
 
     Args:
         epsilon: A bound. None or infinite: no bound is known.
-        insecure: Whether noise or coins came from a source that can be predicted.
+        insecure: Whether noise or coins came from a predictable source.
     """
     return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
 
 
 def is_large_delta(delta: float | None) -> bool:
-    """Tell whether a delta is fit for trials alone. None: no delta is known."""
+    """Whether a delta is fit for trials only. None: no delta is known."""
     return delta is not None and delta > LARGE_DELTA
 
 
 def epsilon_at_delta(epsilon: float, delta: float) -> str:
-    """Write a promise so that the printed numbers are a bound, too."""
+    """Write a promise whose printed numbers are a bound, too."""
     return f"epsilon {brief_epsilon(epsilon)} at delta {delta_rounded_up(delta)}"
 
 
 def brief_epsilon(epsilon: float) -> str:
-    """Write an epsilon as `rounded_up` does, without trailing zeros: for sentences."""
+    """Write an epsilon as `rounded_up`, without trailing zeros: for sentences."""
     return f"{float(rounded_up(epsilon)):.10g}"
 
 
 def rounded_up(epsilon: float) -> str:
-    """Write an epsilon to four decimals: rounded up, so that it is a bound, too."""
+    """Write an epsilon rounded up to four decimals, so it stays a bound."""
     # By the shortest decimal of this float, as formatting would round to nearest.
     if epsilon >= 1e6:
         return ceiling(epsilon, 4)
@@ -48,7 +48,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def delta_rounded_up(delta: float) -> str:
-    """Write a delta to three significant digits; see `rounded_up`."""
+    """Write a delta rounded up to three significant digits."""
     return ceiling(delta, 3)
 
 
@@ -59,7 +59,7 @@ def ceiling(number: float, digits: int) -> str:
 
 
 class Enforcement(StrEnum):
-    """Who enforces, at a node, the conditions of a promise against the server."""
+    """Who enforces a promise's conditions at a node, against the server."""
 
     SITE = "enforced by the site"
     """A gate, whose site keeps every app apart from it and from the network."""
@@ -72,7 +72,7 @@ class Enforcement(StrEnum):
 
 
 def enforcement_named(value: object) -> Enforcement:
-    """Return the level of this name, or `APP`, the weakest, for anything else."""
+    """The level of this name; else `APP`, the weakest."""
     for level in Enforcement:
         if level == value:
             return level
@@ -80,5 +80,5 @@ def enforcement_named(value: object) -> Enforcement:
 
 
 def weakest(levels: Iterable[Enforcement]) -> Enforcement:
-    """Return the weakest of several levels; of none, `APP`."""
+    """The weakest level; of none, `APP`."""
     return max(levels, key=list(Enforcement).index, default=Enforcement.APP)

@@ -1,7 +1,7 @@
-"""The Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say.
+"""Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say.
 
-Flower's engine loads the apps before it starts its workers. So the imports of a training are in
-`main`, which the engine calls beside the workers.
+Flower's engine loads the apps before its workers start. So a training's imports are in `main`,
+which the engine calls beside the workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Loads the folder `strategies/` of a checkout, or of the bundle that `flwr run` builds.
+"""Loads `strategies/` from a checkout, or from the bundle of `flwr run`.
 
-In a wheel the folder itself is here. The `strategies/` folder of a user's project would hide a
-top-level package of that name. So it is loaded by its path, under the one name that works
-everywhere: `fl_dp.strategies`.
+In a wheel the folder itself is here. A user's own `strategies/` would hide a top-level package of
+that name. So it is loaded by path, under the name that works everywhere: `fl_dp.strategies`.
 """
 
 import importlib.util

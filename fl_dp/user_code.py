@@ -1,20 +1,20 @@
-"""An app author's code, run for one unit or record, so that it affects no other one.
+"""An app author's code, run for one unit or record, so that it affects no other.
 
-**Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
-NumPy's and `random`'s. If an app, or a server through it, has seeded them, a unit that fails before
-it draws shifts the coins of all others. That moves a sum by far more than its own update.
+**Chance.** Apps draw from the process's generators: dropout from torch's, augmentation from
+NumPy's and `random`'s. Suppose an app, or a server through it, has seeded them. Then a unit that
+fails before it draws shifts all others' coins. That moves a sum by far more than its own update.
 
     >>> with own_chance() as seed_again:
     ...     for record in records:
     ...         seed_again()
     ...         read(record)
 
-Code that seeds the process's generators inside such a block fixes the coins of that unit or record
-alone. Other generators are the app's responsibility: a module's `np.random.default_rng(0)`,
-`random.Random(0)`, a `torch.Generator`, or TensorFlow's. Let each unit make its own.
+Code that seeds them inside the block fixes that unit's or record's coins alone. Other generators
+are the app's responsibility: a module's `np.random.default_rng(0)`, `random.Random(0)`, a
+`torch.Generator`, or TensorFlow's. Let each unit make its own.
 
-**Failure.** One unit or record that fails contributes nothing, and affects no other one. This
-includes a native library's panic and `sys.exit`, which are no `Exception`.
+**Failure.** A unit or record that fails contributes nothing and affects no other. This includes a
+native library's panic and `sys.exit`, which are no `Exception`.
 
     >>> for unit in units:
     ...     with Contained("unit %d failed and contributes zero", unit):
@@ -41,16 +41,16 @@ logger = logging.getLogger("flwr.fl_dp.client")
 
 @contextmanager
 def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None]]:
-    """Seed the process's generators of torch, NumPy and `random` for a block, then restore them.
+    """Seed the process's torch, NumPy and `random` generators for a block, then restore them.
 
-    Accelerators are seeded too; of these CUDA's generators are restored. Don't use it in two
-    threads at once: they would share the generators.
+    Accelerators are seeded too; of these only CUDA's are restored. Not for two threads at once:
+    they would share the generators.
 
     Args:
-        source: The source of the seeds; a fresh secure one by default.
+        source: Source of the seeds; by default a fresh secure one.
 
     Yields:
-        A function that seeds them once more, for the next unit or record.
+        A function that seeds once more, for the next unit or record.
     """
     seeds = SecureRandom() if source is None else source
     torch = _torch()
@@ -86,15 +86,15 @@ def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None
 
 @cache
 def _numpy_generator() -> np.random.MT19937:
-    """Return NumPy's generator in such blocks. It is cached, as making one is slow."""
+    """NumPy's generator for the blocks; cached, as making one is slow."""
     return np.random.MT19937()
 
 
 @cache
 def _torch() -> Any:
-    """Return torch, or None where it is not installed.
+    """Torch, or None where it is not installed.
 
-    It is imported here: otherwise the first unit to import it would have its initial seed.
+    Imported here: otherwise the first unit to import it would get its initial seed.
     """
     try:
         return importlib.import_module("torch")
@@ -110,30 +110,30 @@ def _seed_torch(torch: Any, seed: int) -> None:
 
 
 class Contained:
-    """A block of user code whose failure ends the block only.
+    """A block of user code whose failure ends only the block.
 
-    The exception is logged and stored; only the keyboard's interrupt passes. A generator may not
-    yield inside such a block, as its end is an exception, too.
+    The exception is logged and stored; only `KeyboardInterrupt` passes. A generator may not yield
+    inside, as its end is an exception, too.
 
-    Flower stops a process by `SystemExit`, wherever that process is. Then the block ends early,
-    too. Flower has closed the connection by then and ends the process itself in seconds.
+    Flower stops a process by `SystemExit`, wherever it is; the block then ends early, too. By then
+    Flower has closed the connection, and it ends the process itself in seconds.
 
     Attributes:
-        failure: The exception of the block. None: there was none.
+        failure: The block's exception. None: there was none.
     """
 
     def __init__(self, message: str | None = None, *values: object) -> None:
         """Set what is logged of a failure.
 
         Args:
-            message: A format of `logging` for `values`. None: nothing is logged.
-            values: They must not depend on a record's content.
+            message: A `logging` format for `values`. None: nothing is logged.
+            values: Must not depend on a record's content.
         """
         self.failure: BaseException | None = None
         self._message, self._values = message, values
 
     def __enter__(self) -> Self:
-        """Return it, for its `failure`."""
+        """Return the block, for its `failure`."""
         return self
 
     def __exit__(

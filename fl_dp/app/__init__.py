@@ -1,8 +1,8 @@
-"""The app: settings, the server's and the clients' part of a task, engines, and a run's folder.
+"""The app: settings, server's and clients' part of a task, engines, a run's folder.
 
-It may know everything below, Hydra, Ray and Flower, and no wing: `wings.py` finds those that are
-there. `settings/` knows none of the other files but the trackers that it makes; `tracking/` tells
-these what was released, and alone knows their packages; `local/` starts nodes and engines here.
+It may know everything below, Hydra, Ray and Flower, but no wing: `wings.py` finds those. Of the
+other files `settings/` knows only the trackers that it makes. `tracking/` tells trackers what was
+released, and alone knows their packages. `local/` starts nodes and engines here.
 
     >>> from fl_dp.app import simulate, train_private
 """

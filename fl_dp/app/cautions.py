@@ -1,4 +1,4 @@
-"""Cautions about settings that run as asked, but promise less than it seems."""
+"""Cautions about settings that run as asked but promise less than it seems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_COLUMNS = 12  # whose means fit into a line
 
 
 def cautions(settings: Settings) -> list[str]:
-    """Return what to consider before relying on a promise, one line each."""
+    """What to consider before relying on a promise, one line each."""
     from fl_dp.app.planning import target_delta
 
     lines = [
@@ -45,10 +45,10 @@ def cautions(settings: Settings) -> list[str]:
 
 
 def cautions_of_data(settings: Settings) -> list[str]:
-    """Return what to consider before a model is trained on these data, one line each.
+    """What to consider before training on these data, one line each.
 
-    Only the public test part is read: a caution tells nothing of anybody's rows. Data that can't be
-    read raise as `workload.dataset_of`.
+    Only the public test part is read: a caution reveals nobody's rows. Unreadable data raise as in
+    `workload.dataset_of`.
     """
     from fl_dp.app.workload import dataset_of
 
@@ -80,7 +80,7 @@ def cautions_of_data(settings: Settings) -> list[str]:
 
 
 def _of_empty_rounds(settings: Settings) -> list[str]:
-    """Return a line if, with so few clients, secret coins leave many rounds without anybody."""
+    """A line if secret coins, with so few clients, leave many rounds empty."""
     chosen, clients = settings.selection, settings.task.num_clients
     if settings.statistic.query is not None or settings.sums_records:  # which ask everybody
         return []
@@ -97,7 +97,7 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
 
 
 def _of_public_records(settings: Settings) -> list[str]:
-    """Return a line if records of the user's own are taken as public."""
+    """A line if the user's own records are taken as public."""
     from fl_dp.tasks.datasets import OWN_DATA
 
     public = getattr(settings.features, "public", 0)
@@ -111,7 +111,7 @@ def _of_public_records(settings: Settings) -> list[str]:
 
 
 def _of_unused_clients(settings: Settings) -> list[str]:
-    """Return a line if a table names clients, but its rows are dealt out to others."""
+    """A line if a table names clients, but its rows are dealt to others."""
     task = settings.task
     if task.client_column is None or task.partition in ("natural", "nodes"):
         return []
@@ -123,7 +123,7 @@ def _of_unused_clients(settings: Settings) -> list[str]:
 
 
 def _of_held_out_rows(settings: Settings) -> list[str]:
-    """Return a line if accuracy is measured on the user's own rows, which no promise covers."""
+    """A line if accuracy is measured on the user's own rows, which no promise covers."""
     lines = [
         f"{key} measures accuracy and loss on rows of your own data after each round, and no "
         "promise covers these rows; write only what is public into the test part"

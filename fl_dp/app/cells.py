@@ -1,10 +1,10 @@
-"""Cells of a sweep: every training that an experiment, or `key=a,b`, stands for.
+"""Cells of a sweep: the trainings of an experiment, or of `key=a,b`.
 
     >>> _, cells = expand(["experiment=privacy_levels", "seed=0,1"])
     >>> cells[0].curve, cells[0].axis_value, cells[0].settings.seed
     ('none', 'inf', 0)
 
-A cell is identified by a digest of its settings, so no sweep mixes results of different settings.
+A digest of its settings identifies a cell, so no sweep mixes results of different settings.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Cell:
     """One training of a sweep.
 
     Attributes:
-        curve: The curve of an experiment, or the overrides that distinguish the training from its
+        curve: The experiment's curve, or the overrides that distinguish the training from its
             siblings, without the seed.
-        axis_value: Its position on the axis, as written; None where there is no axis.
-        overrides: The overrides that compose its settings.
+        axis_value: Position on the axis, as written; None without an axis.
+        overrides: Overrides that compose `settings`.
         settings: The composed settings.
     """
 
@@ -58,7 +58,7 @@ class Cell:
 
 
 def digest_of(settings: Settings) -> str:
-    """Return a SHA-256 over all settings that a result can depend on, as hexadecimal text.
+    """SHA-256, in hexadecimal, over all settings that a result can depend on.
 
     The run's folder, its report and the machine are left out: names of folders, `report`,
     `simulation`, and `sweep`.
@@ -74,18 +74,16 @@ def digest_of(settings: Settings) -> str:
 
 
 def expand(overrides: Sequence[str]) -> tuple[SweepSettings, list[Cell]]:
-    """Expand the overrides of `fl-dp run -m`, such as `["seed=0,1", "rounds=20"]`, to its cells.
+    """Expand the overrides of `fl-dp run -m`, such as `["seed=0,1", "rounds=20"]`, to cells.
 
-    What somebody writes beside an experiment wins: a value of the axis or a seed replaces those of
-    the experiment, several values of another key multiply the curves, and anything else holds for
-    each cell.
+    Overrides beside an experiment win. An axis value or seed replaces the experiment's; several
+    values of another key multiply the curves; anything else holds for each cell.
 
     Returns:
-        The experiment, empty for a plain sweep, and the cells: by curve, then by value on the axis,
-        then by seed.
+        The experiment, empty for a plain sweep, and the cells, by curve, axis value, then seed.
 
     Raises:
-        ConfigError: If settings are wrong, or two cells have the same settings.
+        ConfigError: Settings are wrong, or two cells have the same.
     """
     combinations = expand_sweep(overrides)
     first = compose_settings(combinations[0])
@@ -150,7 +148,7 @@ def _of_experiment(
 
 
 def _require_one(sweep: SweepSettings) -> None:
-    """Check that an experiment of many trainings is not one of several that are swept over."""
+    """Refuse a sweep over an experiment of many trainings."""
     if sweep.curves:
         raise ConfigError(
             f"an experiment of many trainings ({', '.join(sweep.curves)}) is a sweep of its own: "
@@ -177,7 +175,7 @@ def _axis_values(
 def _along(
     curve: CurveSettings, axis: str | None, values: Iterable[str | None], overrides: list[str]
 ) -> Iterator[tuple[str | None, list[str], Settings]]:
-    """Yield each value on a curve's axis, with its overrides and settings, without the seed."""
+    """Yield a curve's axis values, each with its overrides and settings, without the seed."""
     settings: Settings | None = None
     for value in values:
         at_value = overrides if axis is None or value is None else [*overrides, f"{axis}={value}"]
@@ -195,10 +193,10 @@ def _along(
 
 
 def moved(settings: Settings, key: str, value: str) -> Settings:
-    """Return settings in which one key has another value; Hydra, which is slow, is not used.
+    """Settings with another value of one key, made without Hydra, which is slow.
 
     Raises:
-        ConfigError: If it can't have that value.
+        ConfigError: The key can't have that value.
     """
     override = parsed(f"{key}={value}")
     check_values([override])
@@ -218,7 +216,7 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
 
 
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
-    """Return each upload's noise multiplier by a formula of the literature."""
+    """Each upload's noise multiplier by a formula of the literature."""
     if settings.privacy.noised_by != "clients":
         raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
@@ -232,7 +230,7 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
 
 
 def _require_different(cells: Sequence[Cell]) -> None:
-    """Check that no two cells are the same training under two names."""
+    """Check that no training stands under two names."""
     by_digest: dict[str, Cell] = {}
     for cell in cells:
         first = by_digest.setdefault(cell.digest, cell)

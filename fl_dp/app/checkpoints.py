@@ -1,8 +1,8 @@
 """A training's checkpoint on disk: one safetensors file, replaced as a whole.
 
-Arrays are stored as Flower's bytes, so that every dtype comes back as it was. It holds nothing
-secret: released models, the server optimizer's state, released clipping norms, and the ledger's
-last entry. Noise and coins are not saved: a new process begins a new stream.
+Arrays are stored as Flower's bytes, so each dtype comes back. Nothing in it is secret: released
+models, server optimizer state, released clipping norms, the ledger's last entry. Noise and coins
+are not saved: a new process begins a new stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint that only its owner can read; a reader finds the old one or this one."""
+    """Write a checkpoint only its owner can read; a reader finds the old or the new one."""
     tensors: dict[str, NDArray[Any]] = {}
     forms = {}
     for name, array in checkpoint.model.items():
@@ -55,8 +55,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read what `save_checkpoint` wrote.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a checkpoint of this version.
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint of this version.
     """
     with _opened(path) as (stored, header):
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -85,11 +85,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def checkpoint_anchor(path: Path) -> LedgerAnchor | None:
-    """Return the ledger's last entry at a checkpoint; None for a training without a ledger.
+    """The ledger's last entry at a checkpoint; None for a training without a ledger.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a checkpoint of this version.
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint of this version.
     """
     with _opened(path) as (_, header):
         return _anchor_of(header)

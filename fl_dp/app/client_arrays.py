@@ -1,4 +1,4 @@
-"""Records and labels in arrays or a PyTorch data set, as tensors by client."""
+"""Records and labels of arrays or a PyTorch data set, as tensors by client."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _DEALT_BY = 0  # seed: clients have the same records whenever they are dealt out
 def parts_of(
     clients: Sequence[Data] | Data, partition: int | Sequence[Sequence[int]] | None
 ) -> list[Pair]:
-    """Return the records and labels of each client.
+    """Records and labels of each client.
 
     Args:
         clients: Data of each client; or one data set, with a partition.
         partition: Rows of each client, or the number of clients, to whom rows are dealt evenly.
 
     Raises:
-        ValueError: If there are no clients, or a row does not exist or is dealt twice.
-        TypeError: If something is not data, or one data set has no partition.
+        ValueError: There are no clients, or a row does not exist or is dealt twice.
+        TypeError: Something is not data, or one data set has no partition.
     """
     alone = isinstance(clients, Dataset) or (
         isinstance(clients, tuple) and len(clients) == 2 and isinstance(clients[0], _ARRAYS)
@@ -74,11 +74,11 @@ def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> No
 
 
 def tensors_of(data: Data, name: str) -> Pair:
-    """Return records and labels, of two arrays or of a data set of pairs, as tensors on the CPU.
+    """Records and labels, from two arrays or a data set of pairs, as CPU tensors.
 
     Raises:
-        ValueError: If records and labels differ in number, or a number is missing or infinite.
-        TypeError: If `data` is neither.
+        ValueError: Records and labels differ in number, or a number is missing or infinite.
+        TypeError: `data` is neither.
     """
     if isinstance(data, Dataset):
         pairs = [data[row] for row in range(len(cast(Any, data)))]
@@ -107,7 +107,7 @@ def tensors_of(data: Data, name: str) -> Pair:
 
 
 def _writable(values: Any) -> Any:
-    """Return values that torch takes: read-only arrays and other byte orders are copied."""
+    """Values that torch takes: read-only arrays and other byte orders are copied."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
@@ -117,10 +117,10 @@ def _writable(values: Any) -> Any:
 
 
 def _counted(values: Tensor, name: str) -> Tensor:
-    """Return floating-point numbers in the default type, and whole ones as int64.
+    """Floating-point numbers in the default type, whole ones as int64.
 
     Raises:
-        ValueError: If one is not finite: its client's update would be lost, and still cost budget.
+        ValueError: One is not finite: its client's update would be lost and still cost budget.
     """
     if not values.is_floating_point():
         return values.to(torch.int64)
@@ -135,10 +135,10 @@ def _counted(values: Tensor, name: str) -> Tensor:
 
 
 def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:
-    """Check that a module reads one record of each part, and has an output for each label.
+    """Check that a module reads one record of each part and has an output for each label.
 
     Raises:
-        ValueError: If it does not.
+        ValueError: It does not.
     """
     shapes: set[tuple[Any, ...]] = set()
     outputs: Tensor | None = None

@@ -3,8 +3,7 @@
     >>> compose_settings(["task=fashion_mnist", "privacy.epsilon=4"]).privacy.epsilon
     4.0
 
-The typed schema is in Hydra's ConfigStore, so an unknown key or a value of the wrong type is an
-error before anything starts.
+The typed schema in Hydra's ConfigStore refuses unknown keys and wrong types before any start.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _hydra_is_global = threading.Lock()
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose `conf/config.yaml` with Hydra overrides and the recipe that goes with them.
+    """Compose `conf/config.yaml` with Hydra overrides and their recipe.
 
     Args:
         overrides: For example `["task=digits", "privacy.epsilon=4"]`.
 
     Raises:
-        ConfigError: If a key is unknown or a value has the wrong type or range.
+        ConfigError: A key is unknown, or a value has the wrong type or range.
     """
     # A copy: a caller that changes its settings leaves those of other callers as they are.
     return deepcopy(_composed(tuple(overrides), config_folder()))
@@ -48,7 +47,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 @lru_cache(maxsize=512)
 def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
-    """Compose once: a command and its plan ask for the same settings."""
+    """Compose once: a command and its plan ask for the same."""
     check_keys(overrides)
     # Imported late: they take a third of a second, and a misspelt key is shown at once.
     from hydra import compose, initialize_config_dir
@@ -86,10 +85,10 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Expand `key=a,b` and the like into every combination, in Hydra's order.
+    """Expand `key=a,b` and the like to every combination, in Hydra's order.
 
     Raises:
-        ConfigError: If an override can't be parsed.
+        ConfigError: An override can't be parsed.
     """
     check_keys(overrides)
     from hydra.errors import HydraException
@@ -111,7 +110,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _inner(error: BaseException) -> BaseException:
-    """Return the cause of Hydra's error, which names the key where Hydra names its own classes."""
+    """The cause of Hydra's error: it names the key, Hydra its own classes."""
     from hydra.errors import HydraException
 
     inner = error.__cause__ or error.__context__
@@ -121,7 +120,7 @@ def _inner(error: BaseException) -> BaseException:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what is wrong with a key, or at least the first line of an error."""
+    """What is wrong with a key, or at least an error's first line."""
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     key = getattr(error, "full_key", None)

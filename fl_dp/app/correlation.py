@@ -1,4 +1,4 @@
-"""From `privacy=correlated` to the schedule of participants and the coefficients of the noise."""
+"""From `privacy=correlated` to the participants' schedule and the noise's coefficients."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless privacy.bands s
 
 
 def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) -> Selection:
-    """Return who takes part: clients that rest between rounds, or groups that take turns.
+    """Participants: clients that rest between rounds, or groups that take turns.
 
     Raises:
-        ValueError: If a key belongs to the other kind, or the roster is too small for the cohort.
+        ValueError: A key belongs to the other kind, or the roster is too small for the cohort.
     """
     if isinstance(settings.selection, PublicSettings):
         if chosen.groups is not None:
@@ -44,10 +44,10 @@ def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) 
 
 
 def correlation_of(settings: Settings, chosen: CorrelatedPrivacySettings) -> Banded:
-    """Return the correlation of the noise.
+    """The noise's correlation.
 
     Raises:
-        ValueError: If the bands exceed the rounds between two participations of a client.
+        ValueError: The bands exceed the rounds between a client's participations.
     """
     if isinstance(settings.selection, PublicSettings):
         apart = _separation(settings, chosen)
@@ -59,7 +59,7 @@ def correlation_of(settings: Settings, chosen: CorrelatedPrivacySettings) -> Ban
 
 
 def _separation(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
-    """Return the rounds between two participations; by default as many as the roster allows."""
+    """Rounds between two participations; by default as many as the roster allows."""
     if chosen.separation is not None:
         return chosen.separation
     num_clients = settings.task.num_clients
@@ -99,7 +99,7 @@ def _groups(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
 
 
 def _most_bands(settings: Settings) -> int:
-    """Return the number of bands that memory allows, for settings without `privacy.bands`."""
+    """Bands that memory allows, for settings without `privacy.bands`."""
     # Only here does the noise have to know the model, and with it torch.
     from .workload import initial_arrays_of
 

@@ -1,4 +1,4 @@
-"""The schema of a node's own data, written by its owner: the server's schema is then ignored.
+"""Schema of a node's own data, by its owner: it replaces the server's.
 
     flower-supernode ... --node-config 'dp-data-path="/srv" dp-data-schema="/srv/schema.yaml" ...'
 
@@ -35,11 +35,11 @@ _KEYS = (*_LISTS, "label_column")
 
 
 def pinned_format(file: Path) -> DataFormat:
-    """Return the format of the node's data, as its owner wrote it.
+    """The node's data format, as its owner wrote it.
 
     Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it is not a valid schema.
+        FileNotFoundError: The file does not exist.
+        ValueError: It is no valid schema.
     """
     text = file.read_bytes()
     schema = plain_yaml(text, str(file))

@@ -1,4 +1,4 @@
-"""Encoder that the settings name: the data that it makes, and who may run it."""
+"""The settings' encoder: the data that it makes, and who may run it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _VERSION = 1  # of the code that encodes: another version is another encoder
 def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> None:
     """Check that a node may use the files that the server names, before any is read.
 
-    By the digest of a file the server shows that it knows the content: the file reveals nothing of
-    the node's own.
+    By a file's digest the server shows that it knows the content: the file reveals nothing of the
+    node's own.
 
     Raises:
-        PermissionError: If the node's owner does not allow the encoder. The text holds no data.
-        ValueError: If a digest is missing or part of the data would be public, for a node with its
-            own data or with an owner who names encoders.
+        PermissionError: The node's owner does not allow the encoder. The text holds no data.
+        ValueError: A digest is missing or part of the data would be public, for a node with its
+            own data or whose owner names encoders.
     """
     owner, chosen, model = NodeConfig.of(node_config), settings.features, settings.model
     refused = owner.refused_encoder(chosen.digest, runs_code=chosen.name == "checkpoint")
@@ -57,10 +57,10 @@ def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> 
 
 
 def digest_named(key: str, file: str) -> str:
-    """Return the SHA-256 of a file that a key names.
+    """SHA-256 of a key's file.
 
     Raises:
-        OSError: If it can't be read; the text names the key.
+        OSError: It can't be read; the text names the key.
     """
     try:
         return sha256_of(Path(file))
@@ -72,14 +72,14 @@ def digest_named(key: str, file: str) -> str:
 
 
 def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = None) -> Dataset:
-    """Return the data that the run trains on: the same object without an encoder.
+    """The data that the run trains on; without an encoder, the same object.
 
-    `only_for` is the folder of one owner's data; None for everybody's data.
+    `only_for` is the folder of one owner's data; None for everybody's.
 
     Raises:
-        OSError: If a file of the encoder can't be read.
-        ImportError: If its module can't be imported.
-        ValueError: If it does not fit the records, or has another digest than `features.digest`.
+        OSError: A file of the encoder can't be read.
+        ImportError: Its module can't be imported.
+        ValueError: It does not fit the records, or its digest is not `features.digest`.
     """
     chosen = settings.features
     if not isinstance(chosen, ScatteringSettings):
@@ -88,10 +88,7 @@ def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = No
 
 
 def encoded_form(settings: Settings, form: Form) -> Form:
-    """Return the form of encoded records; the same form without an encoder.
-
-    Raises as `encoded_data`.
-    """
+    """Form of encoded records; the same form without an encoder. Raises as `encoded_data`."""
     chosen = settings.features
     if not isinstance(chosen, ScatteringSettings):
         return form
@@ -106,7 +103,7 @@ def encoded_form(settings: Settings, form: Form) -> Form:
 
 
 def what_was_public(settings: Settings) -> tuple[str, ...] | None:
-    """Return inputs and test rows that no promise covers, for the statement; None without any."""
+    """Inputs and test rows that no promise covers, for the statement; None without any."""
     chosen = settings.features
     inputs: list[str] = []
     if isinstance(chosen, ScatteringSettings):
@@ -124,7 +121,7 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
 
 
 def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
-    """Yield the public inputs of an encoder, in words."""
+    """Yield an encoder's public inputs, in words."""
     file = chosen.file if isinstance(chosen, CheckpointSettings) else None
     of_file = f" of {Path(file).name}" if file else ""
     yield f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}"
@@ -152,11 +149,11 @@ def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None)
 
 @lru_cache(maxsize=4)
 def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
-    """Return the SHA-256 of an encoder: of its files, its options and its public records.
+    """SHA-256 of an encoder: of its files, options and public records.
 
     Raises:
-        OSError: If a file can't be read.
-        ValueError: If it differs from `features.digest`.
+        OSError: A file can't be read.
+        ValueError: It differs from `features.digest`.
     """
     from fl_dp.tasks.features.encoded import digest_of_records
 
@@ -179,14 +176,14 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 
 
 def _source_digest(factory: str) -> str | None:
-    """Return the SHA-256 of the file that defines a network; None if it has no file.
+    """SHA-256 of the file that defines a network; None without a file.
 
-    Nothing is imported, not even its package: a node compares digests before it runs anything that
-    a server named.
+    Nothing is imported, not even its package: a node compares digests before it runs what a server
+    named.
 
     Raises:
-        ModuleNotFoundError: If the module does not exist.
-        OSError: If its file can't be read.
+        ModuleNotFoundError: The module does not exist.
+        OSError: Its file can't be read.
     """
     module, _, _ = factory.partition(":")
     first, *inner = module.split(".")
@@ -234,7 +231,7 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
 
 @lru_cache(maxsize=2)
 def fitted_encoder(chosen: ScatteringSettings, dataset: Dataset) -> Encoder:
-    """Return an encoder with the statistics of its file, or of the data set's public part.
+    """An encoder with the statistics of its file, or of the data set's public part.
 
     Raises as `encoded_data`.
     """

@@ -1,4 +1,4 @@
-"""Flower's grid without Ray: nodes of a small simulation answer in this process, one by one."""
+"""Flower's grid without Ray: a small simulation's nodes answer in this process, one by one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FIRST_NODE = 1  # 0 is the server's own id
 
 
 class InProcessGrid(OwnGrid):
-    """Nodes 1, 2, ..., each with a context of its own that lasts as long as the grid.
+    """Nodes 1, 2, ..., each with its own context for the grid's lifetime.
 
-    Messages are copied, as between processes: no node reaches into the server's arrays.
+    Messages are copied, as between processes: no node reaches the server's arrays.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class InProcessGrid(OwnGrid):
 
         Args:
             app: Answers every message: a `ClientApp`, or a function with the same arguments.
-            node_configs: Configuration of each node. None: `host` says later how many there are.
-            run_id: Id of the run, as Flower would number it.
-            run_config: Configuration of the run, as every node sees it.
+            node_configs: Configuration of each node. None: `host` later gives their number.
+            run_id: The run's id, as Flower would number it.
+            run_config: The run's configuration, as every node sees it.
         """
         be_in_a_run(run_id)
         self._app = app
@@ -62,16 +62,16 @@ class InProcessGrid(OwnGrid):
             )
 
     def host(self, num_nodes: int) -> None:
-        """Connect the nodes that a plan declares, if their number is still open."""
+        """Connect a plan's nodes, if their number is still open."""
         if self._awaits_a_plan:
             self._awaits_a_plan = False
             self._connect(configs_of_nodes(num_nodes))
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes.
+        """Ids of all nodes.
 
         Raises:
-            ValueError: If nobody has said how many there are.
+            ValueError: Their number is still open.
         """
         if self._awaits_a_plan:
             raise ValueError(
@@ -80,7 +80,7 @@ class InProcessGrid(OwnGrid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep messages until somebody asks for their replies, and return their ids."""
+        """Keep messages until their replies are asked for; return their ids."""
         ids = []
         for message in messages:
             message_id = f"message-{next(self._ids)}"
@@ -93,7 +93,7 @@ class InProcessGrid(OwnGrid):
         """Let the next node answer, and return its reply; nothing if all of these have answered.
 
         One at a time: a waiting node looks at the clock in between, and a reply is used before the
-        next one takes memory.
+        next takes memory.
         """
         for message_id in message_ids:
             if message_id in self._asked:
@@ -101,12 +101,12 @@ class InProcessGrid(OwnGrid):
         return []
 
     def require_shared(self, folders: Iterable[Path]) -> None:
-        """Accept: in one process every node finds the same in these folders."""
+        """Accept: one process's nodes find the same in these folders."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies to all messages."""
+        """Replies to all messages."""
         ids = list(self.push_messages(messages))
         return [reply for message_id in ids for reply in self.replies_to([message_id])]
 
@@ -115,14 +115,14 @@ class InProcessGrid(OwnGrid):
 
 
 def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
-    """Return what Flower's engine configures for each simulated node."""
+    """Flower's own configuration of each simulated node."""
     return [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)]
 
 
 def answer_of(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """Return an app's reply to a message; an error reply with its traceback if it raises."""
+    """An app's reply to a message; if it raises, an error reply with its traceback."""
     with Contained() as attempt:
         return app(message, context)
     raised = attempt.failure
@@ -133,10 +133,10 @@ def answer_of(
 
 @contextmanager
 def flower_in_silence(*, below: int = logging.CRITICAL + 1) -> Iterator[None]:
-    """Hide from the terminal what Flower and nodes log; a run's log file has it all.
+    """Hide Flower's and nodes' logs from the terminal; a run's log file has all.
 
     Args:
-        below: Messages under this level are hidden; by default all are.
+        below: Messages under this level are hidden; by default all.
     """
     flower = logging.getLogger("flwr")
     shown = [handler for handler in flower.handlers if not isinstance(handler, logging.FileHandler)]

@@ -1,7 +1,7 @@
-"""Every key of the settings: its default, what it may be, and its help.
+"""Every key of the settings: default, allowed values, help.
 
 Keys are read from the dataclasses of `fl_dp.app.settings` and their docstrings. So `fl-dp config`,
-the errors and docs/configuration.md can't disagree with what is checked.
+the errors and docs/configuration.md can't disagree with the checks.
 
     >>> all_keys()["privacy.epsilon"].default
     8.0
@@ -64,14 +64,14 @@ class Key:
     Attributes:
         name: Its name with its group, for example `privacy.epsilon`.
         default: Its value in `conf/config.yaml` without overrides.
-        kind: The type of its values, for example `a whole number`.
+        kind: Its values' type, for example `a whole number`.
         nullable: Whether it may be null.
-        choices: The values it takes; empty if there are more than a few.
-        help: The sentence of the settings' docstring; empty where Python runs without docstrings.
+        choices: Its values; empty if more than a few.
+        help: Sentence of the settings' docstring; empty where Python runs without docstrings.
         tracked: Whether trackers may get its value.
-        tunable: Whether a candidate of a choice may change it.
-        options: Options of its group that have it, if each option has keys of its own.
-        other_defaults: Defaults of the options that do not have `default`.
+        tunable: Whether a choice's candidate may change it.
+        options: Options of its group that have it, if each has keys of its own.
+        other_defaults: Defaults of the options without `default`.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Key:
 
     @property
     def group(self) -> str:
-        """The name before the first dot; empty for the run's own keys."""
+        """The part before the first dot; empty for the run's own keys."""
         return self.name.partition(".")[0] if "." in self.name else ""
 
     @property
     def allowed(self) -> str:
-        """Values that may be written, in words."""
+        """Allowed values, in words."""
         kind = self.kind
         if self.choices:
             kind = f"one of {', '.join(self.choices)}"
@@ -100,12 +100,12 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default as it is written in YAML."""
+        """The default in YAML."""
         return in_yaml(self.default)
 
     @property
     def of_options(self) -> str:
-        """The choices under which the key exists, in words; empty if it always does."""
+        """Choices under which the key exists, in words; empty if it always does."""
         if not self.options or len(self.options) == len(OPTIONS[self.group]):
             return ""
         return f"{self.group}={either(self.options)}"
@@ -113,7 +113,7 @@ class Key:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Return every key by its name, the run's own first."""
+    """Every key by its name, the run's own first."""
     keys = {key.name: key for key in _keys("", Settings())}
     tracked_groups = {setting.name for setting in fields(Settings) if is_tracked(setting)}
     for group, settings in groups().items():
@@ -128,7 +128,7 @@ def all_keys() -> dict[str, Key]:
 
 
 def _keys(group: str, settings: Any, *, all_tracked: bool = False) -> Iterator[Key]:
-    """Yield the keys of a group, with those of a group inside it."""
+    """Yield a group's keys, with those of inner groups."""
     helps, types = _attributes(type(settings)), get_type_hints(type(settings))
     for setting in fields(settings):
         name, kind, default = setting.name, types[setting.name], getattr(settings, setting.name)
@@ -153,7 +153,7 @@ def _keys(group: str, settings: Any, *, all_tracked: bool = False) -> Iterator[K
 
 
 def _with_option(first: Key, key: Key, option: str) -> Key:
-    """Return a key to which another option of its group is added."""
+    """The key with one more option of its group."""
     other = {} if key.default == first.default else {option: key.default}
     return replace(
         first,
@@ -163,7 +163,7 @@ def _with_option(first: Key, key: Key, option: str) -> Key:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Return the keys, or the group, that `name` may stand for; the likeliest comes first."""
+    """Keys, or the group, that `name` may stand for, likeliest first."""
     keys = all_keys()
     name = name.replace("/", ".")
     if name in keys:
@@ -185,14 +185,14 @@ def nearest_keys(name: str) -> list[str]:
 
 
 def either(names: Sequence[str]) -> str:
-    """Return `a, b or c`."""
+    """`a, b or c`."""
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def in_yaml(value: Any) -> str:
-    """Return a value as it is written in YAML."""
+    """A value in YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -201,7 +201,7 @@ def in_yaml(value: Any) -> str:
 
 
 def _attributes(settings: type) -> dict[str, str]:
-    """Return the sentences under `Attributes:` in the docstrings of a class and of its bases."""
+    """Sentences under `Attributes:` in the docstrings of a class and its bases."""
     sentences: dict[str, str] = {}
     for base in reversed(settings.__mro__):
         if is_dataclass(base):

@@ -1,4 +1,4 @@
-"""What the noise leaves of the configured model's training, before anything is trained."""
+"""What noise leaves of the configured model's training, before it starts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .settings import Settings
 def noises_left(
     settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
-    """Return, for each plan of a run, its noise beside what the model can learn.
+    """Noise of each plan of a run, beside what the model can learn.
 
-    Data that do not exist, and a model that can't be built, raise as in `workload`.
+    Missing data, and a model that can't be built, raise as in `workload`.
     """
     from .workload import initial_arrays_of  # it loads PyTorch
 
@@ -39,7 +39,7 @@ def noises_left(
 
 
 def _batch_size(settings: Settings, record_plan: RecordPlan) -> float | None:
-    """Return the divisor of a step's sum; None where only the nodes know it, and log it."""
+    """Divisor of a step's sum; None where only the nodes know it, and log it."""
     chosen, task = settings.record_training, settings.task
     if chosen.expected_batch_size is not None:
         return chosen.expected_batch_size

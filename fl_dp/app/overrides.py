@@ -1,7 +1,7 @@
-"""Overrides as somebody writes them, checked before Hydra is imported and while it reads them.
+"""Overrides as written, checked before Hydra is imported and while it reads them.
 
-Errors of Hydra and OmegaConf name their own classes. Errors here name the key, the value, what is
-allowed and the nearest existing key, in one line.
+Hydra's and OmegaConf's errors name their own classes. Errors here name, in one line, the key, the
+value, what is allowed and the nearest existing key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConfigError(ValueError):
 
 
 def config_folder() -> Path:
-    """Return the folder of the YAML groups: inside the package in a wheel, beside it elsewhere."""
+    """Folder of the YAML groups: inside the package in a wheel, beside it elsewhere."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
@@ -45,7 +45,7 @@ def config_folder() -> Path:
 
 @cache
 def group_options() -> dict[str, tuple[str, ...]]:
-    """Return the options of each group: classes of settings and files of `conf/`."""
+    """Options of each group: classes of settings and files of `conf/`."""
     options_of = {group: list(options) for group, options in OPTIONS.items()}
     for path in sorted(config_folder().glob("*/*.yaml")):
         options_of.setdefault(path.parent.name, []).append(path.stem)
@@ -56,7 +56,7 @@ def check_keys(overrides: Sequence[str]) -> None:
     """Check that every override names an existing key, or an existing option of a group.
 
     Raises:
-        ConfigError: If one does not; the text names the nearest that exists.
+        ConfigError: One does not; the text names the nearest that exists.
     """
     for index, text in enumerate(overrides):
         parts = _OVERRIDE.fullmatch(text)
@@ -81,10 +81,10 @@ def check_keys(overrides: Sequence[str]) -> None:
 
 
 def check_values(overrides: Sequence[Override]) -> None:
-    """Check that the value of every override, each of an existing key, has the type of its key.
+    """Check that every override's value has the type of its key, which must exist.
 
     Raises:
-        ConfigError: If a value has another type, or is several values, which is a sweep.
+        ConfigError: A value has another type, or is several values: a sweep.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -111,10 +111,10 @@ def check_values(overrides: Sequence[Override]) -> None:
 
 
 def parsed(text: str) -> Override:
-    """Return an override as Hydra reads it.
+    """An override as Hydra reads it.
 
     Raises:
-        ConfigError: If Hydra can't read it.
+        ConfigError: Hydra can't read it.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -139,10 +139,10 @@ def parsed(text: str) -> Override:
 
 
 def require_once(overrides: Sequence[str]) -> None:
-    """Check that nothing is written twice: the last one would win without a word.
+    """Check that nothing is written twice: the last one would silently win.
 
     Raises:
-        ConfigError: If a key or a group is written twice.
+        ConfigError: A key or a group is written twice.
     """
     written: dict[str, str] = {}
     for text in overrides:
@@ -157,7 +157,7 @@ def require_once(overrides: Sequence[str]) -> None:
 
 
 def _as_list(key: str, value: str) -> str:
-    """Return the override that somebody means who writes a list without quoting its items."""
+    """The override meant by a list without quotes around its items."""
     texts = [item.strip(" '\"") for item in value.partition("]")[0].lstrip("[").split(",")]
     items = []
     for text in filter(None, texts):
@@ -167,7 +167,7 @@ def _as_list(key: str, value: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value in quotes, so that it may hold any character."""
+    """A value in quotes, inside which any character may stand."""
     # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
     escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     escaped = escaped.replace("${", "\\${")
@@ -175,7 +175,7 @@ def quoted(value: str) -> str:
 
 
 def missing_key(name: str) -> str:
-    """Return the error's text for a key that does not exist under the chosen options."""
+    """Error text for a key that does not exist under the chosen options."""
     matching = [key for key in all_keys().values() if f"{key.name}.".startswith(f"{name}.")]
     if not matching or not matching[0].of_options:
         return _unknown(name)
@@ -193,18 +193,18 @@ def missing_key(name: str) -> str:
 
 
 def _promises_with(group: str, options: Sequence[str]) -> list[str]:
-    """Return the promises that bring one of these options; none if the default promise does."""
+    """Promises that bring one of these options; none if the default promise does."""
     if group not in GROUPS or set(options) & set(getattr(PROMISES[0].fitting, group)):
         return []
     return [promise.mode for promise in PROMISES if getattr(promise.fitting, group)[0] in options]
 
 
 def wrong_value(key: str, written: str | None) -> str:
-    """Return the error's text for a value of the wrong type, or for a key inside a plain value.
+    """Error text for a value of the wrong type, or for a key inside a plain value.
 
     Args:
-        key: The key with its group; an item of a list has the list's key.
-        written: The value as text; None if it is unknown.
+        key: The key with its group; a list's item has the list's key.
+        written: The value as text; None if unknown.
     """
     name = re.sub(r"\[.*", "", key)
     if name in groups():
@@ -220,7 +220,7 @@ def wrong_value(key: str, written: str | None) -> str:
 
 
 def _schema_of(key: str) -> DictConfig:
-    """Return a schema that has a key, under the first of its options if it has some."""
+    """A schema that has a key, under its first option if it has options."""
     from .schema import new_schema
 
     schema, setting = new_schema(), all_keys().get(key)

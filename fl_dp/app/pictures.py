@@ -1,6 +1,6 @@
-"""The look that every picture shares: frame, grid, colours, legend.
+"""The shared look of all pictures: frame, grid, colours, legend.
 
-Needs matplotlib, which `pip install 'fl-dp[viewer]'` brings; without it `new_picture` returns None.
+Needs matplotlib (`pip install 'fl-dp[viewer]'`); without it `new_picture` returns None.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one position, and from t
 def new_picture(
     widths: Sequence[float] = (1.0,), *, size: tuple[float, float] = (9.0, 3.4)
 ) -> tuple[Figure, list[Axes]] | None:
-    """Return an empty picture and its panels, left to right; None without matplotlib.
+    """An empty picture and its panels, left to right; None without matplotlib.
 
     Args:
-        widths: Relative width of each panel.
-        size: Width and height of the picture, in inches.
+        widths: Relative widths of the panels.
+        size: The picture's width and height, in inches.
     """
     try:
         from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def new_picture(
 
 
 def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the ends of an axis on which the last values of curves can be compared.
+    """Ends of an axis on which curves' last values can be compared.
 
     First values are cut off below if they would squash the last ones; a single curve is whole.
     """
@@ -59,9 +59,9 @@ def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def score_axis(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of an axis of accuracies that holds two numbers.
+    """Ends of an axis of accuracies that holds two numbers.
 
-    It is long enough that a few rows of a test part make no visible difference.
+    It is so long that a few test rows make no visible difference.
     """
     missing = max(_LEAST_AXIS - (high - low), 0.0)
     low, high = low - missing / 2.0, high + missing / 2.0
@@ -70,9 +70,9 @@ def score_axis(low: float, high: float) -> tuple[float, float]:
 
 
 def nudge(drawn: ErrorbarContainer, nth: int, count: int) -> None:
-    """Move the marks of the `nth` of `count` curves aside, so that they do not cover each other.
+    """Move the `nth` of `count` curves' marks aside, so that none covers another.
 
-    The numbers, and the axes that fit them, stay as they are.
+    Numbers and axes stay as they are.
     """
     from matplotlib.transforms import offset_copy
 
@@ -84,7 +84,7 @@ def nudge(drawn: ErrorbarContainer, nth: int, count: int) -> None:
 
 
 def where_drawn(*pictures: object, drawn: bool) -> str:
-    """Return a line with the paths of pictures, or with what to install for them."""
+    """A line with pictures' paths, or with what to install for them."""
     noun = "picture" if len(pictures) == 1 else "pictures"
     if drawn:
         return f"{noun.capitalize()}: {', '.join(map(str, pictures))}"
@@ -94,7 +94,7 @@ def where_drawn(*pictures: object, drawn: bool) -> str:
 def save_picture(figure: Figure, target: Path) -> None:
     """Give every panel the shared look and write a PNG.
 
-    Panels whose curves have the same names share one legend, below them.
+    Panels with the same curves' names share one legend, below.
     """
     names = [axes.get_legend_handles_labels()[1] for axes in figure.axes]
     longest = max(names, key=len)

@@ -1,4 +1,4 @@
-"""From settings to the selection, the clipping and the privacy plan."""
+"""From settings to selection, clipping and privacy plan."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _MOST_STEPS = 10_000_000
 
 
 def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
-    """Return the privacy plan of a run.
+    """A run's privacy plan.
 
-    A noise multiplier that spends more than `privacy.epsilon` is refused with `within_budget`;
+    With `within_budget`, a noise multiplier that spends more than `privacy.epsilon` is refused;
     otherwise the plan's budget is what it spends.
 
     Raises:
-        ValueError: If the rounds do not fit the budget, or settings exclude each other.
+        ValueError: The rounds do not fit the budget, or settings exclude each other.
     """
     delta, privacy = target_delta(settings), settings.promise
     selection = make_selection(settings)
@@ -69,13 +69,13 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
 
 
 def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:
-    """Return the plan of DP-SGD inside clients; None without DP-SGD.
+    """Plan of DP-SGD inside clients; None without DP-SGD.
 
-    A noise multiplier at which a client's planned rounds spend more than the budget is refused with
-    `within_budget`; otherwise the plan's budget is what they spend.
+    With `within_budget`, a noise multiplier at which a client's planned rounds spend more than the
+    budget is refused; otherwise the plan's budget is what they spend.
 
     Raises:
-        ValueError: If the rounds do not fit the budget, or settings exclude each other.
+        ValueError: The rounds do not fit the budget, or settings exclude each other.
     """
     if not settings.protects_records:
         return None
@@ -122,10 +122,10 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
 
 
 def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
-    """Return the selection of a run; the plan has the rates of groups with own budgets.
+    """A run's selection; the plan has the rates of groups with own budgets.
 
     Raises:
-        ValueError: If settings exclude each other.
+        ValueError: Settings exclude each other.
     """
     if plan is not None and plan.sampling.own_groups:
         return LawSelection(plan.sampling)
@@ -135,15 +135,15 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
 
 
 def make_clipping(settings: Settings) -> Clipping:
-    """Return the clipping of a run's updates."""
+    """Clipping of a run's updates."""
     return settings.clipping.make(partial(_num_layers, settings))
 
 
 def check_layers(settings: Settings) -> None:
-    """Check that `clipping.norms` has one norm for each array of the model.
+    """Check that `clipping.norms` has one norm for each of the model's floating-point arrays.
 
     Raises:
-        ValueError: If it has more or fewer.
+        ValueError: It has more or fewer.
     """
     norms = settings.clipping.norms
     if norms is not None and len(norms) != (arrays := _num_layers(settings)):
@@ -154,7 +154,7 @@ def check_layers(settings: Settings) -> None:
 
 
 def target_delta(settings: Settings) -> float:
-    """Return the delta that the settings ask for."""
+    """The delta that the settings ask for."""
     if settings.privacy.delta is not None:
         return settings.privacy.delta
     if settings.sums_records:
@@ -174,7 +174,7 @@ def _check_together(settings: Settings, plan: Plan | None, selection: Selection)
 
 
 def _chosen(settings: Settings) -> dict[str, Any]:
-    """Return fields that some kinds have; settings refused keys that the chosen kind lacks."""
+    """Fields of some kinds only; settings refused keys that the chosen kind lacks."""
     privacy, metrics = settings.privacy, settings.metrics
     chosen: dict[str, Any] = {
         "clipping": make_clipping(settings),
@@ -192,7 +192,7 @@ def _chosen(settings: Settings) -> dict[str, Any]:
 
 
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
-    """Return what wings release before the first round, for example a vote of the clients."""
+    """Wings' releases before the first round, for example a vote of the clients."""
     return [charge for wing in wings() for charge in wing.charges(settings)]
 
 
@@ -208,10 +208,10 @@ def _after_training(settings: Settings, delta: float) -> list[tuple[PrivacyEvent
 
 
 def declared_records(settings: Settings) -> int:
-    """Return the number of declared records, where records are the units of secure sums.
+    """Number of declared records, where records are the units of secure sums.
 
     Raises:
-        ValueError: If no setting declares it, and the server has no training part to count.
+        ValueError: No setting declares it, and the server has no training part to count.
     """
     if settings.privacy.num_records is not None:
         return settings.privacy.num_records
@@ -226,7 +226,7 @@ def declared_records(settings: Settings) -> int:
 
 
 def _roster(settings: Settings) -> dict[str, Any]:
-    """Return the declared number of units, and their distribution on nodes."""
+    """Declared number of units, and their distribution on nodes."""
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     privacy = settings.privacy
     if not isinstance(privacy, DistributedRecordsPrivacySettings):
@@ -245,7 +245,7 @@ def _roster(settings: Settings) -> dict[str, Any]:
 
 
 def _usual_participations(settings: Settings) -> int:
-    """Return a number of rounds that almost no client exceeds: mean + 3 standard deviations."""
+    """Rounds that almost no client exceeds: mean + 3 standard deviations."""
     rate, rounds = settings.selection.sampling_rate, settings.rounds
     # Of a binomial count. A client's own ledger stops it there, so no promise rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)

@@ -1,4 +1,4 @@
-"""The last model, measured on rows that clients hold out: charged before, and asked once."""
+"""The last model, measured on clients' held-out rows: charged before, asked once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
-    """Return the query about the last model, with its noise; None if nothing is asked.
+    """Query about the last model, with its noise; None if nothing is asked.
 
     Privacy: the choice's events, which the run's plan declares; see `evaluate_federation`.
     """
@@ -53,11 +53,11 @@ def measure_privately(
     rng: SecureRandom | None,
     secure_roster: Roster | None,
 ) -> None:
-    """Ask every node how good the last model is on the rows it holds out, and write the answer.
+    """Ask every node how good the last model is on its held-out rows; write the answer.
 
-    A run that was resumed after its last round has the answer already, or lost it with its charge.
-    `config` holds the settings, which are sent to the nodes. The nodes draw the noise if `rng` is
-    None, and `secure_roster` names those of secure sums.
+    A run resumed after its last round has the answer already, or lost it with its charge. `config`
+    holds the settings for the nodes. If `rng` is None, the nodes draw the noise. `secure_roster`
+    names the nodes of secure sums.
     """
     if folder.private_metrics.is_file():
         return

@@ -1,4 +1,4 @@
-"""A PyTorch module of one's own, trained privately in this process on clients' data.
+"""Your own PyTorch module, trained privately in this process on clients' data.
 
 >>> trained = train_private(module, clients, epsilon=4.0, rounds=60, test=(images, labels))
 >>> trained.accuracy, trained.epsilon
@@ -52,11 +52,10 @@ class PrivateModule:
     """Result of `train_private`.
 
     Attributes:
-        model: A copy of the module with the last released weights, in eval mode.
-        accuracies: Accuracies on the test data, in [0, 1]: before the training, and after each
-            release. Empty without test data. For labels that are numbers: 1 minus the mean error
-            (`closeness`).
-        statement: The privacy statement: what was promised, to whom, under which assumptions.
+        model: Copy of the module with the last released weights, in eval mode.
+        accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
+            without test data. For number labels: 1 minus the mean error (`closeness`).
+        statement: What was promised, to whom, under which assumptions.
     """
 
     model: nn.Module
@@ -102,40 +101,40 @@ def train_private(
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> PrivateModule:
-    """Train a module over simulated clients, so that each release is differentially private.
+    """Train a module over simulated clients; each release is differentially private.
 
     Privacy: as `DPFedAvg`, for the plan that the budget makes: one client's whole contribution is
-    the unit, zero-out neighbours, against anyone who sees every released model. Whoever calls this
-    has all data: it protects clients from those who get the model. Test data are public.
+    the unit, zero-out neighbours, against anyone who sees every released model. The caller has all
+    data: clients are protected from those who get the model. Test data are public.
 
     Args:
         module: Any module without BatchNorm's running statistics; it is not changed. It maps
-            records of shape `(n, ...)` to `(n, classes)`, or to `(n, 1)` where labels are numbers.
+            records `(n, ...)` to `(n, classes)`, or to `(n, 1)` where labels are numbers.
         clients: Data of each client; or one data set, with a `partition`. Integer labels `(n,)` are
             classes from 0; floating-point labels are numbers.
-        partition: For one data set: the rows of each client, or the number of clients, to whom rows
-            are dealt evenly and at random.
-        epsilon: The budget over the whole training.
+        partition: For one data set: each client's rows, or the number of clients, to whom rows are
+            dealt evenly and at random.
+        epsilon: Budget of the whole training.
         rounds: Number of rounds.
-        delta: Delta of the budget; number of clients to the power of -1.1 by default.
+        delta: Delta of the budget; by default the number of clients to the power of -1.1.
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
-        test: Public data on which the model is measured before the training and after each round.
+        test: Public data that measure the model before the training and after each round.
         learning_rate: Step size of a client's SGD, at least 0.
-        epochs: A client's passes over its data in a round.
-        batch_size: Records of a step.
-        fit: Trains a client in place of that SGD; `learning_rate`, `epochs` and `batch_size` are
-            not used then. It must store nothing between calls.
+        epochs: A client's passes over its data per round.
+        batch_size: Records per step.
+        fit: Trains a client in place of that SGD, without `learning_rate`, `epochs` and
+            `batch_size`. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
-        ledger: File or database URL of the ledger. None: a file that is thrown away, so a second
-            training of the same data is not added to the first one.
-        progress: Whether to show a progress bar of rounds instead of Flower's log.
+        ledger: File or database URL. None: a temporary file, so a second training of the same data
+            is not added to the first.
+        progress: Whether to show a bar of rounds instead of Flower's log.
 
     Raises:
-        ValueError: If data, module and arguments do not fit together; nothing was spent.
-        TypeError: If an argument has the wrong type; nothing was spent.
-        PrivacyBudgetExhausted: If the ledger has nothing left.
+        ValueError: Data, module and arguments do not fit together; nothing was spent.
+        TypeError: An argument has the wrong type; nothing was spent.
+        PrivacyBudgetExhausted: The ledger has nothing left.
     """
     parts = parts_of(clients, partition)
     public = None if test is None else tensors_of(test, "test")
@@ -201,7 +200,7 @@ def train_private(
 def _require_one_promise(
     plan: Plan | None, budget: Mapping[str, float], *, num_clients: int
 ) -> None:
-    """Check that there is either a plan, or the arguments that make one."""
+    """Check for either a plan or the arguments that make one."""
     if plan is None:
         if lacks := [name for name in ("epsilon", "rounds") if name not in budget]:
             raise ValueError(f"{lacks[0]} is missing: write epsilon=4.0 and rounds=60, or a plan")
@@ -253,7 +252,7 @@ def _bar(rounds: int) -> Iterator[Callable[[int], None]]:
 
 
 class _Client(NumPyClient):
-    """Trains a copy of the module on the data of one client."""
+    """Trains a copy of the module on one client's data."""
 
     def __init__(
         self,
@@ -278,7 +277,7 @@ class _Client(NumPyClient):
 
 
 def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
-    """Return a function that trains a client by SGD."""
+    """A function that trains a client by SGD."""
     check_training(learning_rate, epochs, batch_size)
 
     def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:

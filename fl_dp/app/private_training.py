@@ -1,4 +1,4 @@
-"""A task's client under DP-SGD: its records, its settings and its node's ledger."""
+"""A task's client under DP-SGD: its records, settings and node's ledger."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _EXAMPLES = 4
 
 
 def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
-    """Return the plan of DP-SGD in a message's config."""
+    """The DP-SGD plan in a message's config."""
     return decode_text(RecordPlan, str(config[RECORD_PLAN_KEY]))
 
 
 @dataclass(eq=False)
 class Records(Dataset[tuple[Tensor, Tensor]]):
-    """Records in memory, handed out a batch at a time instead of one by one.
+    """Records in memory, handed out in batches instead of one by one.
 
     Attributes:
-        features: Features, shape `(n, ...)`.
-        labels: Labels, shape `(n,)`.
+        features: Shape `(n, ...)`.
+        labels: Shape `(n,)`.
         fit: Which rows could be read as records, `(n,)`; None if all could.
-        folder: Folder of files that hold these records and nobody else's; None without one.
+        folder: Folder whose files hold these records and nobody else's; None without one.
     """
 
     record_wise = True
@@ -56,15 +56,15 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     folder: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows, unreadable ones included: this number is public."""
+        """Number of rows, unreadable ones included: it is public."""
         return len(self.labels)
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return one record."""
+        """One record."""
         return self.features[row], self.labels[row]
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch, without rows that could not be read."""
+        """A batch, without unreadable rows."""
         if self.fit is not None:
             rows = [row for row in rows if self.fit[row]]
         return self.features[rows], self.labels[rows]
@@ -93,12 +93,12 @@ def private_client(
     unit: int,
     form: Form | None = None,
 ) -> NumPyClient:
-    """Return the client that charges, and then trains by DP-SGD on what `load` returns.
+    """A client that charges, then trains by DP-SGD on what `load` returns.
 
-    Records are on the model's device. A `form` is the public one of records, if there is one.
+    Records are on the model's device. `form` is the records' public form, if there is one.
 
     Raises:
-        ValueError: If a real node was started without a ledger; nothing is trained.
+        ValueError: A real node was started without a ledger; nothing is trained.
     """
     chosen = settings.record_training
     loaded: list[Records] = []
@@ -137,7 +137,7 @@ def node_records(
     settings: Settings,
     form: Form | None = None,
 ) -> NodeRecords:
-    """Return a client's records as units of secure sums; see `private_client`."""
+    """A client's records as units of secure sums; see `private_client`."""
     return NodeRecords(
         model_fn=lambda context, config: build(),
         loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
@@ -155,7 +155,7 @@ def _example(form: Form | None) -> tuple[Tensor, Tensor] | None:
 
 
 def example_of(form: Form) -> tuple[Tensor, Tensor]:
-    """Return made-up features and labels of a form, on the CPU."""
+    """Made-up features and labels of a form, on the CPU."""
     if form.vocabulary_size is None:
         features = torch.zeros(_EXAMPLES, *form.input_shape)
     else:
@@ -167,7 +167,7 @@ def example_of(form: Form) -> tuple[Tensor, Tensor]:
 
 
 def _mode(settings: Settings, chosen: str | None, form: Form | None) -> str:
-    """Return the way in which gradients are computed."""
+    """How gradients are computed."""
     if form is None and chosen in ("hooks", "ghost"):
         raise ValueError(
             f"dp_sgd.grad_sample_mode={chosen} is compared with vmap on made-up records, and the "

@@ -1,10 +1,9 @@
-"""Settings that fit a task with a model and a promise, where nobody wrote others.
+"""Settings that fit a task's model and promise, where nobody wrote others.
 
     >>> recipe_of(["task=fashion_mnist", "rounds=20"]).overrides
     ('client.learning_rate=0.1', 'client.epochs=2', 'selection.sampling_rate=0.1')
 
-`conf/recipes.yaml` holds them as overrides. They are composed first, so what somebody or an
-experiment writes wins.
+`conf/recipes.yaml` holds them as overrides, composed first: what a user or experiment writes wins.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class Recipe:
     """What goes with overrides.
 
     Attributes:
-        overrides: To be composed before those that somebody wrote.
+        overrides: To be composed before the written ones.
         notes: Lines to show before anything starts.
-        assumed: Defaults that `notes` warns of, as overrides: whoever sends them has seen it.
+        assumed: Defaults that `notes` warns of, as overrides: their sender has seen it.
     """
 
     overrides: tuple[str, ...]
@@ -44,13 +43,13 @@ class Recipe:
 
 
 def recipe_of(overrides: Sequence[str]) -> Recipe:
-    """Return what goes with overrides.
+    """What goes with overrides.
 
     Args:
-        overrides: Overrides of existing keys, without several values of one key.
+        overrides: Of existing keys, without several values of one key.
 
     Raises:
-        ConfigError: If one can't be read.
+        ConfigError: One can't be read.
     """
     written = _written(overrides)
     # A run goes on with the settings that it has, and a statistic trains nothing.
@@ -92,16 +91,13 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
 
 
 def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides together with what goes with them; a second call adds nothing.
-
-    Raises as `recipe_of`.
-    """
+    """Overrides with what goes with them; a second call adds nothing. Raises as `recipe_of`."""
     recipe = recipe_of(overrides)
     return (*fitting_options(overrides), *recipe.overrides, *recipe.assumed, *overrides)
 
 
 def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the first option that a promise allows, for each group in which nobody chose one.
+    """A promise's first allowed option, for each unwritten group whose default it does not allow.
 
     Raises as `recipe_of`.
     """
@@ -118,7 +114,7 @@ def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def brought_keys() -> frozenset[str]:
-    """Return the keys of which recipes have values: these keys have no single default."""
+    """Keys with values in recipes, and so without a single default."""
     recipes = _read("recipes")
     keys = {_key(line) for lines in recipes["fitting"].values() for line in lines}
     for models in recipes["tuned"].values():
@@ -128,7 +124,7 @@ def brought_keys() -> frozenset[str]:
 
 
 def _written(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what somebody chose, by key or group, with the choices of an experiment."""
+    """The user's choices by key or group, with those of an experiment."""
     written = {override.key_or_group: override.value() for override in map(parsed, overrides)}
     experiment = written.get("experiment")
     if experiment is None:
@@ -144,7 +140,7 @@ def _read(name: str) -> Any:
 
 
 def entries(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a file of `conf/` chooses: an option by its group, a value by its key."""
+    """Yield the choices of a file of `conf/`: an option by its group, a value by its key."""
     content = dict(_read(name))
     for default in content.pop("defaults", ()):
         if isinstance(default, Mapping):

@@ -49,14 +49,14 @@ class _OneLine(logging.Filter):
 
 
 def shorten_refusals(logger: logging.Logger) -> None:
-    """Log refusals without their traceback from now on; other errors keep theirs."""
+    """From now on log refusals without their traceback; other errors keep theirs."""
     if not any(isinstance(existing, _OneLine) for existing in logger.filters):
         logger.addFilter(_OneLine())
 
 
 @contextmanager
 def refusals_end_the_script() -> Iterator[None]:
-    """End a script by one line on standard error where a refusal would end it by a traceback.
+    """End a script by one line on standard error instead of a refusal's traceback.
 
     Raises:
         SystemExit: With status 1, caused by the refusal.

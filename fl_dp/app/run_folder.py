@@ -1,7 +1,7 @@
 """The folder of one run: its results, written while it runs.
 
-Only its owner can enter it. Inside, the model, the statement and the rounds' metrics have the
-permissions of files that are meant for others; ledger, checkpoint, settings and log do not.
+Only its owner can enter. Inside, model, statement and rounds' metrics have permissions of files
+meant for others; ledger, checkpoint, settings and log do not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def statement_of_records(
     participations: int | None = None,
     enforcement: Enforcement | None = None,
 ) -> RecordStatement:
-    """Return the statement of a run's promise to clients' records; see `record_statement`."""
+    """Statement of a run's promise to clients' records; see `record_statement`."""
     chosen = settings.record_training
     declared = None
     if chosen.grad_sample_mode in ("hooks", "ghost"):
@@ -76,23 +76,22 @@ class RunFolder:
         metrics: One JSON line per round.
         ledger: The privacy ledger.
         record_plan: The plan of DP-SGD inside clients, JSON; only with DP-SGD.
-        node_ledgers: Folder of the ledgers of simulated nodes.
+        node_ledgers: Folder of simulated nodes' ledgers.
         statement: The privacy statement, JSON.
         statement_page: The same, Markdown.
-        statistic: The answer of a statistic, JSON; only for a run that asks one.
-        private_metrics: Quality of the last model on rows that clients held out, JSON; only if
-            asked for.
+        statistic: A statistic's answer, JSON; only if the run asks one.
+        private_metrics: Quality of the last model on clients' held-out rows, JSON; only if asked.
         model: The last private model.
         features: Statistics of public records for the features; only with such features.
         checkpoint: State from which `resume` continues.
-        identity: Random name of the run for trackers; only with trackers.
-        process: The machine and process that train it, or trained it last.
+        identity: The run's random name for trackers; only with trackers.
+        process: Machine and process that train it, or did so last.
         lock: File that the training process locks.
-        log: The operator's log; it is not released.
+        log: The operator's log; not released.
     """
 
     def __init__(self, path: Path) -> None:
-        """Name the files in a folder, which need not exist yet."""
+        """Name the files of a folder, which need not exist yet."""
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
@@ -112,10 +111,10 @@ class RunFolder:
         self.log = path / "run.log"
 
     def require_new(self) -> None:
-        """Check that no other run has this folder.
+        """Check that no run has this folder.
 
         Raises:
-            FileExistsError: If one has: its ledger must not be overwritten.
+            FileExistsError: One has: its ledger must not be overwritten.
         """
         if self.path.exists():
             raise FileExistsError(
@@ -126,7 +125,7 @@ class RunFolder:
         """Lock the folder for a block, so that no other process trains in it.
 
         Raises:
-            HeldElsewhere: If another process does; nothing was spent or written.
+            HeldElsewhere: Another process does; nothing was spent or written.
         """
         return held_alone(self.lock, f"trains in {self.path}")
 
@@ -134,7 +133,7 @@ class RunFolder:
         """Make the folder and write the settings.
 
         Raises:
-            FileExistsError: If a run of that name exists: its ledger must not be overwritten.
+            FileExistsError: A run of that name exists: its ledger must not be overwritten.
         """
         self.require_new()
         private_folder(self.path, exist_ok=False)
@@ -142,22 +141,22 @@ class RunFolder:
         private_file(self.log)
 
     def note_process(self) -> None:
-        """Write which process works on the run, so that nobody waits for a killed one."""
+        """Write which process works on the run: nobody should wait for a killed one."""
         if (process := this_process()) is not None:
             write_text(self.process, json.dumps(process) + "\n")
 
     def write_settings(self, settings: Settings) -> None:
-        """Write the settings with which the run is made, in place of existing ones."""
+        """Write the run's settings, in place of existing ones."""
         from omegaconf import OmegaConf  # which `fl-dp ledger` does without
 
         write_text(self.config, OmegaConf.to_yaml(settings_document(settings)))
 
     def read_settings(self) -> Settings:
-        """Return the settings that the run was made with.
+        """The settings that the run was made with.
 
         Raises:
-            FileNotFoundError: If there is no run in this folder.
-            ValueError: If they are not settings of this version.
+            FileNotFoundError: There is no run in this folder.
+            ValueError: They are no settings of this version.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -176,18 +175,18 @@ class RunFolder:
             ) from error
 
     def witness(self, settings: Settings) -> Witness | None:
-        """Return the witness of the ledger's last entry, if the settings name one."""
+        """Witness of the ledger's last entry, if the settings name one."""
         folder = settings.privacy.witness_dir
         if folder is None:
             return None
         return witness_at(Path(folder) / f"{self.path.name}.heads")
 
     def read_ledger(self) -> SpentLedger:
-        """Open the run's ledger for reading, and compare it with checkpoint and statement.
+        """Open the run's ledger for reading, compared with checkpoint and statement.
 
         Raises:
-            LedgerCorrupted: If it was altered, or lacks what checkpoint or statement know.
-            ValueError: If checkpoint or statement can't be read.
+            LedgerCorrupted: It was altered, or lacks what checkpoint or statement know.
+            ValueError: Checkpoint or statement can't be read.
         """
         ledger = SpentLedger.read(self.ledger)
         try:
@@ -199,10 +198,10 @@ class RunFolder:
         return ledger
 
     def anchors(self) -> dict[Path, LedgerAnchor]:
-        """Return the ledger's last entry, as each file knows it.
+        """The ledger's last entry, as each file knows it.
 
         Raises:
-            ValueError: If checkpoint or statement can't be read.
+            ValueError: Checkpoint or statement can't be read.
         """
         anchors: dict[Path, LedgerAnchor | None] = {}
         if self.checkpoint.is_file():
@@ -212,18 +211,18 @@ class RunFolder:
         return {file: anchor for file, anchor in anchors.items() if anchor is not None}
 
     def read_plan(self) -> Plan:
-        """Return the plan that the run's ledger was started with. Raises as `read_ledger`."""
+        """The plan that the ledger was started with. Raises as `read_ledger`."""
         with self.read_ledger() as ledger:
             return ledger.plan
 
     def write_statement_of_ledger(self) -> bool:
-        """Write the statement from ledger and plan alone, for a run that could not write it.
+        """Write the statement from ledger and plan alone, for a run that could not.
 
         Returns:
             Whether there is anything to state.
 
         Raises:
-            LedgerCorrupted: If the ledger was altered or cut; no statement is written.
+            LedgerCorrupted: The ledger was altered or cut; no statement is written.
         """
         of_clients: PrivacyStatement | None = None
         of_records: RecordStatement | None = None
@@ -241,7 +240,7 @@ class RunFolder:
         return of_clients is not None or of_records is not None
 
     def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
-        """Write the plan of DP-SGD; a resumed run uses the existing one, which is returned."""
+        """Write the DP-SGD plan and return it; a resumed run uses and returns the existing one."""
         if plan is None:
             return None
         existing = self.read_record_plan()
@@ -252,7 +251,7 @@ class RunFolder:
         return plan
 
     def read_record_plan(self) -> RecordPlan | None:
-        """Return the run's plan of DP-SGD inside clients, if it has one."""
+        """The plan of DP-SGD inside clients, if the run has one."""
         if not self.record_plan.is_file():
             return None
         return decode_text(RecordPlan, self.record_plan.read_text(encoding="utf-8"))
@@ -265,13 +264,13 @@ class RunFolder:
             write_text(self.metrics, text, public=True)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Append one round's line, which a reader sees at once."""
+        """Append a round's line, which a reader sees at once."""
         # Not replaced as a whole: the command line reads the file while the run writes it.
         with full_disk_named(self.path), self.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the complete lines that were written so far."""
+        """The complete lines written so far."""
         if not self.metrics.is_file():
             return []
         text = self.metrics.read_text(encoding="utf-8")
@@ -279,13 +278,13 @@ class RunFolder:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def write_statement(self, statement: PrivacyStatement | RecordStatement | NoPromise) -> None:
-        """Write the privacy statement as JSON, and as a page for people."""
+        """Write the privacy statement as JSON and as a page for people."""
         document = json.dumps(statement.to_dict(), indent=2) + "\n"
         write_text(self.statement, document, public=True)
         write_text(self.statement_page, statement_markdown(statement), public=True)
 
     def read_statement(self) -> dict[str, Any]:
-        """Return the privacy statement. Raises as `fl_dp.statement.read_statement`."""
+        """The privacy statement. Raises as `fl_dp.statement.read_statement`."""
         return read_statement(self.statement)
 
     def write_model(self, arrays: ArrayRecord) -> None:

@@ -1,7 +1,7 @@
-"""Process of a run: which process it was, and whether that process still exists.
+"""Process of a run: which it was, and whether it still exists.
 
-A process id is used again, and belongs to one machine. So it is stored with the time at which the
-process began, and with an id of the machine since its last start.
+Process ids are reused, and belong to one machine. So they are stored with the process's start time
+and an id of the machine since its last start.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ _PROCESSES = Path("/proc")
 
 
 def this_process() -> dict[str, Any] | None:
-    """Return what identifies this process; None where the system can't say (Linux can).
+    """This process's identity in plain JSON values, for `is_running`.
 
-    Returns:
-        Plain JSON values, for `is_running`.
+    None where the system can't tell it (Linux can).
     """
     pid = os.getpid()
     machine, began = _machine(), _began(pid)
@@ -31,7 +30,7 @@ def this_process() -> dict[str, Any] | None:
 
 
 def is_running(process: Mapping[str, Any]) -> bool | None:
-    """Return whether a process still runs; None if that can't be known on this machine.
+    """Whether a process still runs; None if this machine can't know.
 
     Args:
         process: What `this_process` returned; other content counts as unknown.
@@ -44,7 +43,7 @@ def is_running(process: Mapping[str, Any]) -> bool | None:
 
 
 def _machine() -> str | None:
-    """Return an id of this machine since its start, and of its namespace of process ids."""
+    """Id of this machine since its start, and of its namespace of process ids."""
     try:
         boot = (_PROCESSES / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(_PROCESSES / 'self/ns/pid').readlink()}"
@@ -53,7 +52,7 @@ def _machine() -> str | None:
 
 
 def _began(pid: int) -> int | None:
-    """Return when a process began, in ticks since the machine's start; None if it ended."""
+    """A process's start, in ticks since the machine's start; None if it ended."""
     try:
         # The name in brackets may hold anything, also brackets.
         stat = (_PROCESSES / str(pid) / "stat").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The settings' schema in OmegaConf, built once: building takes a tenth of composing."""
+"""The settings' OmegaConf schema, built once: building takes a tenth of composing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cache
 def settings_class() -> type[Settings]:
-    """Return the class of composed settings: `Settings` with the groups of keys of each wing."""
+    """Class of composed settings: `Settings` with each wing's groups of keys."""
     groups = [
         (name, group, field(default_factory=group))
         for wing in wings()
@@ -28,7 +28,7 @@ def settings_class() -> type[Settings]:
 
 
 def groups() -> dict[str, type]:
-    """Return the class of each group's settings by the group's name; options are its subclasses."""
+    """Class of each group's settings, by the group's name; options are its subclasses."""
     types = get_type_hints(settings_class())
     return {
         setting.name: types[setting.name]
@@ -39,7 +39,7 @@ def groups() -> dict[str, type]:
 
 @cache  # Hydra's store is one for the process, and filling it is a fifth of composing
 def register_options() -> None:
-    """Register with Hydra the schema and every option that has a class of its own."""
+    """Register with Hydra the schema and every option with its own class."""
     from hydra.core.config_store import ConfigStore
 
     store, schema = ConfigStore.instance(), new_schema()
@@ -52,9 +52,9 @@ def register_options() -> None:
 
 
 def settings_document(settings: Settings) -> dict[str, Any]:
-    """Return settings as plain values; a wing's group only if it differs from its defaults.
+    """Settings as plain values; a wing's group only if it differs from its defaults.
 
-    So a run that uses no wing has the same document and digest whether wings are installed or not.
+    So without use of a wing, document and digest don't depend on installed wings.
     """
     idle = [
         name
@@ -66,16 +66,16 @@ def settings_document(settings: Settings) -> dict[str, Any]:
 
 
 def new_schema() -> DictConfig:
-    """Return the schema with every default, for the caller to change."""
+    """The schema with every default, for the caller to change."""
     return deepcopy(_schema())
 
 
 def settings_of(read: Mapping[str, Any]) -> Settings:
-    """Return settings of plain values by group and key; a missing key has its default.
+    """Settings from plain values by group and key; a missing key has its default.
 
     Raises:
-        OmegaConfBaseException: If a key is unknown or a value has the wrong type.
-        ValueError: If a value is out of range.
+        OmegaConfBaseException: A key is unknown or a value has the wrong type.
+        ValueError: A value is out of range.
     """
     from omegaconf import OmegaConf
 

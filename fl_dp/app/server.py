@@ -1,4 +1,4 @@
-"""Main job at the server: from settings to a private model and its privacy statement."""
+"""The server's main job: from settings to a private model and its privacy statement."""
 
 from __future__ import annotations
 
@@ -76,24 +76,24 @@ def train(
     make_strategy: Callable[..., DPFedAvg] | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Train a task, or continue a run that was interrupted, and write the run's folder.
+    """Train a task, or continue an interrupted run; write the run's folder.
 
     Args:
         grid: Flower's grid.
         settings: The training; with `resume`, the folder's own settings are used.
-        run_id: Flower's id of the run; names the folder when the settings don't.
-        make_strategy: Makes the strategy where clients are protected, from the arguments of
-            `DPFedAvg`; an audit passes a strategy that it watches. None: the plan's own.
+        run_id: Flower's id; names the folder when the settings don't.
+        make_strategy: Makes the strategy where clients are protected, from `DPFedAvg`'s arguments;
+            an audit passes one that it watches. None: the plan's own.
         trackers: Get the released values, besides the settings' own tracker.
 
     Returns:
         Flower's result; also in the folder.
 
     Raises:
-        ValueError: If the settings can't be carried out; nothing was trained.
-        FileNotFoundError: If there is no run to resume.
-        HeldElsewhere: If another process trains in its folder; nothing was trained.
-        ModuleNotFoundError: If the tracker's package is missing.
+        ValueError: The settings can't be carried out; nothing was trained.
+        FileNotFoundError: There is no run to resume.
+        HeldElsewhere: Another process trains in its folder; nothing was trained.
+        ModuleNotFoundError: The tracker's package is missing.
     """
     settings.sweep.require_none()
     if settings.resume is not None:
@@ -235,7 +235,7 @@ def _train_without_plan(
     record_plan: RecordPlan | None,
     tracked: TrackedRun,
 ) -> Result:
-    """Train with at most a promise to records: the server averages the updates unclipped."""
+    """Train with at most a promise to records: the server averages unclipped updates."""
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
@@ -273,7 +273,7 @@ def _train_without_plan(
 
 
 def roster_of(settings: Settings) -> Roster | None:
-    """Return the nodes of secure sums, as their owners know them; None without a roster."""
+    """Nodes of secure sums, as their owners know them; None without a roster."""
     sums = settings.privacy.sums
     if sums is None or sums.roster is None:
         return None
@@ -296,7 +296,7 @@ def _options(
 def _start(
     strategy: Training, folder: RunFolder, grid: Grid, settings: Settings, tracked: TrackedRun
 ) -> Result:
-    """Train from the start, or from the folder's checkpoint if it has one."""
+    """Train from the start, or from the folder's checkpoint."""
     check_data(settings)  # errors in the data show before anything is released
     encoder = encoder_of_run(settings)
     if encoder is not None and encoder.statistics is not None:
@@ -388,18 +388,18 @@ def _start(
 
 
 def _on_public_rows(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was measured, under its names in `metrics.jsonl`."""
+    """Measurements under their names in `metrics.jsonl`."""
     return {f"test_{name}": value for name, value in measured.items()}
 
 
 def _recorded(measured: Mapping[str, Any], spent: Mapping[str, float]) -> MetricRecord:
-    """Return the numbers among what was measured, and the epsilon, as Flower stores them."""
+    """Measured numbers and the epsilon, as Flower stores them."""
     numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
     return MetricRecord({**numbers, **spent})
 
 
 def _spent(strategy: Training, server_round: int) -> dict[str, float]:
-    """Return the epsilon of clients so far, else that of their records, else nothing."""
+    """Epsilon of clients so far, else of their records, else nothing."""
     if isinstance(strategy, DPFedAvg):
         if not server_round:
             return {"epsilon": 0.0}
@@ -439,7 +439,7 @@ def _expected_cohort(strategy: Training, settings: Settings) -> float:
 
 
 def _released(strategy: Training) -> dict[str, Any]:
-    """Return what the round released besides the model, and the size of one message."""
+    """The round's releases besides the model, and one message's bytes."""
     released: dict[str, Any] = {}
     if strategy.rounds_completed:  # bytes of one message's arrays; they do not say who got one
         released |= {"bytes_down": strategy.bytes_down, "bytes_up": strategy.bytes_up}
@@ -452,7 +452,7 @@ def _released(strategy: Training) -> dict[str, Any]:
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Write Flower's log to a file as well, with the reason if the run fails."""
+    """Write Flower's log also to a file, with the reason if the run fails."""
     log_file = logging.FileHandler(path, encoding="utf-8")
     log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     flower_logger = logging.getLogger("flwr")
@@ -468,10 +468,10 @@ def logged_to(path: Path) -> Iterator[None]:
 
 
 def output_dir(settings: Settings) -> Path:
-    """Return the folder of all runs, for a run that `fl-dp run` did not start.
+    """Folder of all runs, for a run that `fl-dp run` did not start.
 
     Raises:
-        ConfigError: If it is not absolute.
+        ConfigError: It is not absolute.
     """
     if settings.output_dir is None:
         return Path.home() / ".fl-dp" / "runs"

@@ -1,4 +1,4 @@
-"""One private statistic instead of a training: its plan, its answer and its papers."""
+"""One private statistic instead of a training: plan, answer and privacy statement."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _QUARTILES = (0.25, 0.5, 0.75)
 def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     """Answer the settings' statistic once, and write the run's folder.
 
-    The folder holds the settings, the ledger, the privacy statement and `statistic.json`.
+    It holds settings, ledger, privacy statement and `statistic.json`.
 
     Raises:
-        ValueError: If the settings can't be carried out; nobody was asked.
-        FileExistsError: If there is a run of that name.
+        ValueError: The settings can't be carried out; nobody was asked.
+        FileExistsError: There is a run of that name.
     """
     settings = settings.hosting(settings.simulation.units_at_node)
     choice, plan = statistic_plan(settings)
@@ -111,11 +111,10 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
 
 
 def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
-    """Return the query with its noise, and a plan whose budget is its cost.
+    """The query with its noise, and a plan whose budget is its cost.
 
     Raises:
-        ValueError: If the settings ask for nothing that can be answered; the text says what to
-            write.
+        ValueError: The settings ask nothing that can be answered; the text says what to write.
     """
     privacy, asked = settings.privacy, settings.statistic
     query, delta = statistic_query(settings), target_delta(settings)
@@ -165,10 +164,10 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
 
 
 def statistic_query(settings: Settings) -> Query:
-    """Return the settings' query.
+    """The settings' query.
 
     Raises:
-        ValueError: If a range, edges or classes are missing; the text says what to write.
+        ValueError: Range, edges or classes are missing; the text says what to write.
     """
     asked = settings.statistic
     most = asked.max_records
@@ -214,7 +213,7 @@ def statistic_query(settings: Settings) -> Query:
 
 
 def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]:
-    """Return a statistic's description and its cost, as plain JSON values."""
+    """A statistic's description and cost, as plain JSON values."""
     noise = choice.explanation
     if plan.noise is not None:
         (mechanism,) = choice.mechanisms
@@ -240,7 +239,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
 def rows_of(
     asked: StatisticSettings, query: Query, answer: Answer
 ) -> list[tuple[str, float, float]]:
-    """Return rows of a name, its value, and its error."""
+    """Rows of a name, its value, and its error."""
     if isinstance(query, Frequencies) and asked.query == "top":
         counts, error = answer["counts"], float(answer.error[0])
         ranked = query.ranked(counts, min(asked.top, query.dimension))
@@ -255,7 +254,7 @@ def rows_of(
 
 
 def _names(query: Query) -> Callable[[str, int], str]:
-    """Return a function that names a number of an answer, by its part and its index in it."""
+    """A function that names an answer's number, by its part and index there."""
     match query:
         case Frequencies():
             return lambda _, index: str(query.categories[index])

@@ -1,4 +1,4 @@
-"""The Flower `ClientApp`: one client of a task, trained as the server's settings say."""
+"""The Flower `ClientApp`: one client of a task, trained by the server's settings."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ _UNITS_IN_MEMORY = 256  # whose records a node holds at a time
 
 
 class TaskClient(NumPyClient):
-    """Trains one unit on its own part of the task, or on the data of its node's `dp-data-path`.
+    """Trains one unit on its part of the task, or on the data of its node's `dp-data-path`.
 
-    The number of records is reported as 1: the strategy weights every client alike, and the true
-    number stays private. A round's instruction or a utility query gets the true number, which does
-    not leave the node.
+    The number of records is reported as 1: the strategy weights clients alike, and the true number
+    stays private. A round's instruction, a utility query or a statistic's query gets the true
+    number, which does not leave the node.
     """
 
     def __init__(self, context: Context, unit: int = 0) -> None:
-        """Be one of the units that a node hosts; `unit` is its index there, from 0.
+        """Be one of a node's units; `unit` is its index there, from 0.
 
         Raises:
-            ValueError: If the node has neither a `partition-id` nor a `dp-data-path`.
+            ValueError: The node has neither a `partition-id` nor a `dp-data-path`.
         """
         self.context = context
         self.node = node_of(context)
@@ -83,9 +83,9 @@ class TaskClient(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train from `parameters` with the settings in the message.
+        """Train from `parameters` with the message's settings.
 
-        Returns also the loss and accuracy of `parameters` before training, if the instruction asks.
+        If the instruction asks, also return the loss and accuracy before training.
         """
         if RECORD_PLAN_KEY in config:
             return self._fit_privately(parameters, config)
@@ -113,7 +113,7 @@ class TaskClient(NumPyClient):
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train by DP-SGD.
 
-        Nothing up to the charge reads a record of the node's own, so any error until then may show:
+        Before the charge nothing reads the node's own records. So an error until then may show:
         the model goes back as it came.
         """
         from .private_training import private_client, record_plan_of  # with Opacus and SciPy
@@ -147,9 +147,9 @@ class TaskClient(NumPyClient):
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Return the loss of `parameters` on the unit's records; NaN without any.
+        """Loss of `parameters` on the unit's training records; NaN without any.
 
-        The records are those that it trains on; for private metrics, those that it holds out.
+        For private metrics: on the records that it holds out.
         """
         settings = _settings(config)
         privately = STATISTIC_QUERY_KEY in config and settings.metrics.private_epsilon is not None
@@ -168,10 +168,10 @@ class TaskClient(NumPyClient):
         return loss, _reported(len(rows), config), dict(measured)
 
     def scores(self, parameters: NDArrays, config: dict[str, Any]) -> NDArray[np.float64]:
-        """Return label and score of each record that the unit holds out, `(n, 2)`.
+        """Label and score of each held-out record, `(n, 2)`.
 
         Raises:
-            ValueError: If there are not two classes, or no record is held out.
+            ValueError: There are not two classes, or no record is held out.
         """
         settings = _settings(config)
         data = self.held_out(settings)
@@ -188,10 +188,10 @@ class TaskClient(NumPyClient):
         return np.column_stack([labels, probabilities[:, 1]])
 
     def require_sent(self, names: Iterable[str], config: Mapping[str, Any]) -> None:
-        """Check that a message's arrays are exactly the parameters that its settings share.
+        """Check that a message's arrays are exactly its settings' shared parameters.
 
         Raises:
-            ValueError: If they are not.
+            ValueError: They are not.
         """
         settings = _settings(dict(config))
         if settings.model.shared is None and settings.model.lora_rank is None:
@@ -206,7 +206,7 @@ class TaskClient(NumPyClient):
         return form
 
     def _own(self, settings: Settings, model: nn.Module) -> PersonalPart:
-        """Return what joins the shared parameters and the unit's own, for a freshly built model."""
+        """What joins shared and own parameters, for a freshly built model."""
         part = part_of(settings, model)
         return PersonalPart(self.context, part=part, first=get_arrays(model), unit=self.unit)
 
@@ -217,16 +217,16 @@ class TaskClient(NumPyClient):
         return settings, self.data(settings)
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set that holds the unit's records, and the rows that it trains on."""
+        """The data set with the unit's records, and the rows that it trains on."""
         return data_of_unit(settings, self._part(settings), self.context.node_config)
 
     def held_out(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set that holds the unit's records, and the rows that it holds out."""
+        """The data set with the unit's records, and the rows that it holds out."""
         index = self._part(settings)
         return data_of_unit(settings, index, self.context.node_config, held_out=True)
 
     def records(self, settings: Settings) -> Records:
-        """Return the unit's records for DP-SGD, on the device that trains."""
+        """The unit's records for DP-SGD, on the device that trains."""
         return _records_of(settings, self._part(settings), self.context.node_config)
 
     def _part(self, settings: Settings) -> int:
@@ -241,13 +241,12 @@ def train_many(
     *,
     parts_of: Callable[[Settings], Sequence[NDArray[np.int64]]] = parts_of,
 ) -> Iterator[TrainedRows]:
-    """Train units of this node together, each as `TaskClient.fit` would train it.
+    """Train units of this node together, each as `TaskClient.fit` would.
 
-    `units` are their indices on this node; `parts_of` returns the training rows of every unit of
-    the run.
+    `units` are indices on this node; `parts_of` returns the training rows of all the run's units.
 
     Raises:
-        ValueError: If the node has no `partition-id`.
+        ValueError: The node has no `partition-id`.
     """
     if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
@@ -284,10 +283,10 @@ def train_many(
 
 
 def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> RecordsOfNode:
-    """Return the records of this node's client, where a record is the privacy unit.
+    """Records of this node's client, where a record is the privacy unit.
 
     Raises:
-        ValueError: If it has none, or they do not fit the settings.
+        ValueError: It has none, or they do not fit the settings.
     """
     from .private_training import node_records  # with Opacus
 
@@ -304,9 +303,9 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
 
 
 def hosted_units(context: Context, config: dict[str, Any]) -> int:
-    """Return how many units of the roster this node hosts; the last node may have fewer.
+    """Number of roster units on this node; the last node may have fewer.
 
-    A node with its own data hosts one unit. A node without data raises as `TaskClient`.
+    A node with its own data hosts one. A node without data raises as `TaskClient`.
     """
     if own_data_path(context.node_config) is not None:
         return 1
@@ -317,13 +316,13 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """Return a unit's values by name: `labels`, `records`, `records.3`, or a wing's own.
+    """A unit's values by name: `labels`, `records`, `records.3`, or a wing's own.
 
-    Labels have shape `(n,)`; records are rows; `records.3` is one column of them. A wing's values
-    are for example `trials`: scores of the candidates of a choice.
+    Labels have shape `(n,)`; records are rows; `records.3` is one of their columns. A wing's are
+    for example `trials`: scores of a choice's candidates.
 
     Raises:
-        ValueError: If the values have another name, or the unit has no data.
+        ValueError: The values have another name, or the unit has no data.
     """
     settings = _settings(config)
     index = node_of(context) * settings.simulation.units_at_node + unit
@@ -353,10 +352,10 @@ def _records_of(settings: Settings, index: int, node_config: Mapping[str, Any]) 
 
 
 def node_of(context: Context) -> int:
-    """Return the index of a simulated node, or an id of a real one.
+    """Index of a simulated node, or id of a real one.
 
     Raises:
-        ValueError: If it has neither a `partition-id` nor a `dp-data-path`.
+        ValueError: It has neither a `partition-id` nor a `dp-data-path`.
     """
     owner = NodeConfig.of(context.node_config)
     if owner.partition_id is not None:
@@ -382,7 +381,7 @@ def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
 
 
 def _stays_on_the_node(config: dict[str, Scalar]) -> bool:
-    """Tell whether a unit's report is bounded on the node before anything of it leaves."""
+    """Whether the node bounds a unit's report before anything of it leaves."""
     keys = (INSTRUCTION_KEY, UTILITY_QUERY_KEY, STATISTIC_QUERY_KEY)
     return any(key in config for key in keys)
 
@@ -396,10 +395,10 @@ def _metrics(
     *,
     count: int,
 ) -> dict[str, Scalar]:
-    """Return what the instruction asks a unit to measure before its training.
+    """What the instruction asks a unit to measure before its training.
 
-    A record that could not be read counts as the middle of its range, so that it moves a mean as
-    any other does; `count` includes such records.
+    An unreadable record counts as the middle of its range, to move a mean as any other does;
+    `count` includes such records.
     """
     if not (_asks_for_metrics(config) and _has_enough(settings, count)):
         return {}
@@ -423,7 +422,7 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 
 
 def _max_loss(settings: Settings) -> float | None:
-    """Return the bound on one record's loss; with records as units the mean rests on it."""
+    """Bound on one record's loss; with records as units the mean rests on it."""
     chosen = settings.selection
     if isinstance(chosen, ExponentialSettings) and settings.privacy.unit == "record":
         return chosen.utility_high
@@ -431,7 +430,7 @@ def _max_loss(settings: Settings) -> float | None:
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
-    """Tell whether the unit has the records that the charge for its selection assumes."""
+    """Whether the unit has the records that its selection's charge assumes."""
     return num_examples >= (settings.selection.records_per_client or 0)
 
 

@@ -1,4 +1,4 @@
-"""Trackers of the app's training: which there are, and which settings and promise they get."""
+"""Trackers of the app's training, and the settings and promise they get."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TRACKED = frozenset(
 
 
 def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
-    """Return the trackers that the settings ask for; they write and show nothing yet.
+    """The settings' trackers; they write and show nothing yet.
 
     Raises:
-        ModuleNotFoundError: If a package is missing.
-        ValueError: If the port of the metrics is in use.
+        ModuleNotFoundError: A package is missing.
+        ValueError: The metrics' port is in use.
     """
     tracking = settings.tracking
     pages: list[Tracker] = []
@@ -51,13 +51,13 @@ def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
 
 
 def make_tracker(settings: TrackingSettings, folder: Path, *, shared: Path) -> Tracker:
-    """Return the tracker that settings ask for; it writes nothing yet.
+    """The settings' tracker; it writes nothing yet.
 
     `shared` is the folder of the run's sweep, or of the run without a sweep.
 
     Raises:
-        ModuleNotFoundError: If its package is missing.
-        ValueError: If the settings ask for none.
+        ModuleNotFoundError: Its package is missing.
+        ValueError: The settings ask for none.
     """
     require_installed(settings.name)
     # Imported in the training's own thread: W&B's import parses source, which Python 3.11 stops
@@ -76,9 +76,9 @@ def start_of(
     record_plan: RecordPlan | None,
     resumed: bool,
 ) -> RunStart:
-    """Return what trackers get when a run begins or continues.
+    """What trackers get when a run begins or continues.
 
-    The folder has the metrics of the rounds that stay; `resumed` tells whether there are such.
+    The folder has the metrics of rounds that stay; `resumed`: whether there are such.
     """
     sweep = _sweep_of(folder)
     name = folder.path.name
@@ -97,7 +97,7 @@ def start_of(
 
 
 def tracked_settings(settings: Settings) -> dict[str, Scalar]:
-    """Return the settings that trackers get, by key; lists as JSON, without null."""
+    """Settings that trackers get, by key; lists as JSON, without null."""
     scalars: dict[str, Scalar] = {}
     for key, value in flattened(asdict(settings)).items():
         if key in TRACKED and value is not None:
@@ -106,7 +106,7 @@ def tracked_settings(settings: Settings) -> dict[str, Scalar]:
 
 
 def final_of(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a privacy statement says was spent, under the names of trackers."""
+    """What a privacy statement says was spent, under trackers' names."""
     records = statement.get("records") or {}
     return {
         "final/rounds": statement.get("rounds"),
@@ -152,7 +152,7 @@ def _sweep_of(folder: RunFolder) -> str | None:
 
 
 def _identity(folder: RunFolder) -> str:
-    """Return a run's random name, which stays when the run is resumed."""
+    """A run's random name, kept when it is resumed."""
     if not folder.identity.is_file():
         write_text(folder.identity, secrets.token_hex(8))
     return folder.identity.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Slow simulated nodes without waiting: answers arrive in the order of drawn delays.
+"""Slow simulated nodes without waiting: answers arrive in order of drawn delays.
 
 >>> grid = VirtualTime(grid, drawn_delays(spread=1.0, seed=0))
 >>> strategy.start(grid, ...)
@@ -20,13 +20,12 @@ from fl_dp.protocol.own_grid import OwnGrid
 
 
 class VirtualTime(OwnGrid):
-    """A grid whose nodes take a time of their own to train, on a clock that never waits.
+    """A grid whose nodes each take their own time to train, on a clock that never waits.
 
-    It hands over a training answer once every earlier one was handed over, and sets the clock to
-    the time at which it was due.
+    It hands over a training answer after all earlier ones, and sets the clock to its due time.
 
     Attributes:
-        now: Virtual time that has passed, in training times of a typical node.
+        now: Virtual time passed, in training times of a typical node.
     """
 
     def __init__(self, grid: Grid, delay: Callable[[int], float]) -> None:
@@ -34,7 +33,7 @@ class VirtualTime(OwnGrid):
 
         Args:
             grid: The grid whose nodes answer.
-            delay: Returns how long a node takes for its next answer, by its index.
+            delay: Returns the time of a node's next answer, by its index.
         """
         self.now = 0.0
         self._grid = grid
@@ -58,11 +57,11 @@ class VirtualTime(OwnGrid):
         return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes."""
+        """Ids of all nodes."""
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, and draw how long each training takes."""
+        """Send messages, and draw each training's time."""
         sent = list(messages)
         ids = list(self._grid.push_messages(sent))
         for message, message_id in zip(sent, ids, strict=True):
@@ -74,7 +73,7 @@ class VirtualTime(OwnGrid):
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """Return the answer that is due next, if it is among these and computed."""
+        """The training answer due next, if among these and computed; others at once."""
         at_once = [message_id for message_id in message_ids if message_id not in self._given_up_at]
         replies = list(self._grid.pull_messages(at_once)) if at_once else []
         while self._due and clock.now() > self._given_up_at[self._due[0][2]]:
@@ -92,7 +91,7 @@ class VirtualTime(OwnGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Delegate to the grid; a call that waits for all answers bypasses the virtual clock."""
+        """Delegate to the grid: waiting for all answers bypasses the virtual clock."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
     def _index_of(self, node: int) -> int:
@@ -103,12 +102,12 @@ class VirtualTime(OwnGrid):
 
 
 def drawn_delays(*, spread: float, seed: int) -> Callable[[int], float]:
-    """Return delays of nodes that differ; a median node takes about 1.
+    """Delays of different nodes; a median node takes about 1.
 
     Args:
-        spread: Standard deviation of the logarithm of the nodes' speeds. With 1 the slowest of 100
+        spread: Standard deviation of the logarithm of nodes' delays. With 1 the slowest of 100
             nodes takes about ten times as long as the median.
-        seed: Seed of the speeds, and of each answer's own factor in [0.5, 1.5].
+        seed: Seed of the nodes' delays, and of each answer's own factor in [0.5, 1.5].
     """
     speeds: dict[int, float] = {}
     factors = np.random.default_rng([seed, 1])

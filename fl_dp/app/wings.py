@@ -1,9 +1,8 @@
-"""Wings: parts of fl-dp that training does not need, and what a wing may bring to the app.
+"""Wings: parts of fl-dp that training does not need, and what they may bring to the app.
 
 A wing is a folder that nothing below imports: `fl_dp/lab/`, `fl_dp/viewer/`. Its `wing.py` defines
 one object `WING`, which overrides hooks of `Wing`, and of `CommandWing` in
-`fl_dp/commands/wings.py`. Without the folder its commands, keys and observers are gone, and nothing
-else.
+`fl_dp/commands/wings.py`. Without the folder only its commands, keys and observers are gone.
 """
 
 from __future__ import annotations
@@ -29,60 +28,51 @@ _WINGS = ("fl_dp.lab", "fl_dp.viewer")
 class Wing:
     """What a wing brings to the app; nothing, unless it overrides a method.
 
-    Each method imports what it needs when it is called: every command loads the wings, and most
-    commands use none.
+    Methods import what they need when called: every command loads the wings, most use none.
     """
 
     @property
     def groups(self) -> Mapping[str, type]:
-        """Dataclasses of groups of keys, by the groups' names."""
+        """Dataclasses of key groups, by group name."""
         return {}
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
-        """Return what the wing releases before the first round; the plan pays for it.
+        """Releases of the wing before the first round; the plan pays for them.
 
         Raises:
-            IncompatibleOptions: If the settings allow no such release.
+            IncompatibleOptions: The settings allow no such release.
         """
         return ()
 
     def before_training(
         self, folder: Path, grid: Grid, settings: Settings, *, run_id: str
     ) -> Settings:
-        """Do at the server what precedes the first round, and return the settings to train with.
+        """Do the server's work before the first round; return the settings to train with.
+
+        `folder` is the run's, and `run_id` names an opening of the ledger.
 
         Privacy: what is released here is what `charges` says, in the run's ledger.
-
-        Args:
-            folder: Folder of the run.
-            grid: Flower's grid.
-            settings: Settings of the run.
-            run_id: Names an opening of the ledger.
         """
         return settings
 
     def unit_values(
         self, name: str, index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> NDArray[Any] | None:
-        """Return a unit's values for a statistic of the wing's own; None for an unknown name.
+        """A unit's values for the wing's own statistic; None for an unknown name.
 
-        Args:
-            name: Name of the values.
-            index: Index of the unit among those of all nodes, from 0.
-            node_config: The node's configuration.
-            config: Configuration of the message.
+        `index` is the unit's among those of all nodes, from 0; `config` is the message's.
         """
         return None
 
 
 @cache
 def loaded_wings() -> tuple[Any, ...]:
-    """Return `WING` of each installed wing; each caller says which of its hooks it uses."""
+    """`WING` of each installed wing; each caller says which hooks it uses."""
     return tuple(import_module(f"{name}.wing").WING for name in _WINGS if _is_there(name))
 
 
 def wings() -> tuple[Wing, ...]:
-    """Return the installed wings."""
+    """The installed wings."""
     return loaded_wings()
 
 

@@ -1,4 +1,4 @@
-"""Work that the settings name: data, each unit's part of it, the model and its device."""
+"""The settings' work: data, each unit's part, the model and its device."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ _SCALES = ("mean", "std", "label_range")  # of features and labels; a model is f
 def dataset_of(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
 ) -> Dataset:
-    """Return the data set that the run trains on, with its features; loaded once a process.
+    """The run's data set with its features; loaded once per process.
 
     Args:
-        settings: Settings that name the set, its features and, for own files, their format.
-        data_path: A node's own folder; its training part is read instead of `task.data_dir`. None:
+        settings: Name the set, its features and, for own files, their format.
+        data_path: A node's own folder, whose training part replaces `task.data_dir`. None:
             everybody's data; with `task.partition=nodes` the server's, which is only a test part.
-        data_format: Format of own files; None: as the settings say.
+        data_format: Format of own files. None: as the settings say.
 
     Raises:
-        FileNotFoundError: If the data do not exist.
-        ModuleNotFoundError: If a library that reads them is not installed.
-        ValueError: If they are corrupt, or do not fit the settings.
+        FileNotFoundError: The data do not exist.
+        ModuleNotFoundError: A library that reads them is missing.
+        ValueError: They are corrupt, or do not fit the settings.
     """
     return encoded_data(settings, _loaded(settings, data_path, data_format), data_path)
 
@@ -78,7 +78,7 @@ def dataset_of(
 def _loaded(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
 ) -> Dataset:
-    """Return the data set as its files hold it, without its public part."""
+    """The data set as its files hold it, not encoded, with its public part apart."""
     task = settings.task
     if data_path is not None and task.name in EMBEDDED:
         raise ValueError(
@@ -100,18 +100,18 @@ def _loaded(
 
 
 def form_of_run(settings: Settings) -> Form:
-    """Return the form of the server's data set; no record is encoded. Raises as `dataset_of`."""
+    """Form of the server's data set; no record is encoded. Raises as `dataset_of`."""
     return encoded_form(settings, _loaded(settings).form)
 
 
 def with_digests(settings: Settings) -> Settings:
-    """Return settings that hold a digest of each file that the model is made of.
+    """Settings with a digest of each file that the model is made of.
 
-    Nodes compare their files with it, and so does a resumed run.
+    Nodes and a resumed run compare their files with it.
 
     Raises:
-        OSError: If a file can't be read.
-        ValueError: If it differs from the digest in the settings, or does not fit.
+        OSError: A file can't be read.
+        ValueError: It differs from the digest in the settings, or does not fit.
     """
     features, model = settings.features, settings.model
     if isinstance(features, ScatteringSettings):
@@ -127,10 +127,7 @@ def with_digests(settings: Settings) -> Settings:
 
 
 def encoder_of_run(settings: Settings) -> Encoder | None:
-    """Return the encoder of the run's records; None if they are used as they are.
-
-    Raises as `dataset_of`.
-    """
+    """Encoder of the run's records; None if they are used as they are. Raises as `dataset_of`."""
     features = settings.features
     if not isinstance(features, ScatteringSettings):
         return None
@@ -138,7 +135,7 @@ def encoder_of_run(settings: Settings) -> Encoder | None:
 
 
 def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
-    """Return the training rows of each client, dealt once a process; raise as `dataset_of`."""
+    """Training rows of each client, dealt once per process. Raises as `dataset_of`."""
     task = settings.task
     if task.partition == "nodes":
         raise ValueError(
@@ -170,11 +167,11 @@ def _clients_of(settings: Settings) -> tuple[str, ...] | None:
 
 
 def check_data(settings: Settings) -> None:
-    """Load at the server all that it needs, so that errors show before anything is released.
+    """Load all that the server needs: errors show before anything is released.
 
     Raises:
-        ValueError: If data can't be split as asked, leave most clients without records, or have
-            nothing to test on; further errors as `dataset_of`.
+        ValueError: Data can't be split as asked, leave most clients without records, or have
+            nothing to test on. Further errors as `dataset_of`.
     """
     if settings.task.partition != "nodes":
         require_records(settings)
@@ -186,7 +183,7 @@ def require_records(settings: Settings) -> None:
     """Check that at least half of the clients have records to train on.
 
     Raises:
-        ValueError: If fewer have; other errors as `parts_of`.
+        ValueError: Fewer have. Other errors as `parts_of`.
     """
     parts = parts_of(settings)
     if settings.task.partition != "dirichlet":  # no other partition leaves a client without any
@@ -208,25 +205,25 @@ def data_of_unit(
     leave_out_unfit: bool = False,
     held_out: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
-    """Return the data set that holds a unit's records, and their rows.
+    """The data set with a unit's records, and their rows.
 
     With a `dp-data-path` all training rows of that folder are the node's own, whatever the
-    partition is: nothing else is read there, and the server names no folder.
+    partition: nothing else is read there, and the server names no folder.
 
     Args:
-        settings: Settings as the server sent them.
-        index: Index of the unit among those of all nodes, which share a simulated split.
-        node_config: The node's configuration; its owner's schema goes before the settings'.
+        settings: As the server sent them.
+        index: The unit's among those of all nodes, which share a simulated split.
+        node_config: The node's; its owner's schema goes before the settings'.
         leave_out_unfit: As `DataFormat.leave_out_unfit`. Settings that protect records always do
             so: one record must not decide about all others.
         held_out: Return the rows that the unit does not train on.
 
     Returns:
-        The data set and the rows. Rows without content are included (`fitting`), so that their
-        number depends on the content of none. None for a unit beyond the roster of a simulation.
+        Data set and rows. Rows without content are included (`fitting`): their number depends on
+        no row's content. None for a unit beyond a simulation's roster.
 
     Raises:
-        ValueError: If data do not fit the settings; the text can hold data. Further errors as
+        ValueError: Data do not fit the settings; the text can hold data. Further errors as
             `dataset_of`.
     """
     require_public_files(settings, node_config)
@@ -247,7 +244,7 @@ def data_of_unit(
 
 
 def fitting(dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of the given training rows that could be read as records."""
+    """The given training rows that could be read as records."""
     if dataset.train_fit is None:
         return rows
     return rows[dataset.train_fit[rows]]
@@ -260,10 +257,10 @@ def data_on_roster(
     *,
     leave_out_unfit: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]]:
-    """Return the same as `data_of_unit`, for a unit that must have data.
+    """As `data_of_unit`, for a unit that must have data.
 
     Raises:
-        ValueError: If the unit is beyond a simulation's roster; other errors as `data_of_unit`.
+        ValueError: The unit is beyond a simulation's roster. Other errors as `data_of_unit`.
     """
     data = data_of_unit(settings, index, node_config, leave_out_unfit=leave_out_unfit)
     if data is None:
@@ -274,7 +271,7 @@ def data_on_roster(
 def rows_of_unit(
     settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
 ) -> NDArray[np.int64]:
-    """Return the rows that a unit trains on, or the rows on which it is measured.
+    """Rows that a unit trains on, or is measured on.
 
     It trains on all, unless the last model is measured privately: then every fifth is held out.
     """
@@ -288,14 +285,13 @@ def rows_of_unit(
 
 
 def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:
-    """Return the form for which a node's model is built, without reading anybody's rows.
+    """The form for which a node's model is built, without reading anybody's rows.
 
-    Returns:
-        The form. None if everybody's files are in one folder and tell the form themselves.
+    None if everybody's files are in one folder and tell the form themselves.
 
     Raises:
-        FileNotFoundError: If the file of the owner's schema does not exist.
-        ValueError: If it can't be read, or the node has its own data and nothing gives their form.
+        FileNotFoundError: The owner's schema file does not exist.
+        ValueError: It can't be read, or the node has its own data and nothing gives their form.
     """
     _refuse_a_folder_of_the_server(settings, node_config)
     require_public_files(settings, node_config)
@@ -313,7 +309,7 @@ def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str,
     """Check that a node whose owner requires privacy reads no folder that the server names.
 
     Raises:
-        PermissionError: If it would. The text holds no data.
+        PermissionError: It would. The text holds no data.
     """
     owner = NodeConfig.of(node_config)
     if owner.required and owner.data_path is None and settings.task.data_dir is not None:
@@ -324,12 +320,12 @@ def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str,
 
 
 def own_data_path(node_config: Mapping[str, Any]) -> str | None:
-    """Return the folder of a node's own data, if it has any. Raises as `NodeConfig.of`."""
+    """Folder of a node's own data, if it has any. Raises as `NodeConfig.of`."""
     return NodeConfig.of(node_config).data_path
 
 
 def records_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return features and labels of some training rows, on the device that trains."""
+    """Features and labels of some training rows, on the device that trains."""
     return _device_data(dataset, training_device()).records(rows)
 
 
@@ -337,8 +333,8 @@ def check_model(settings: Settings) -> None:
     """Check that the run's model can be built for its data; torch is used only if needed.
 
     Raises:
-        ModuleNotFoundError: If the model or a metric needs a library that is not installed.
-        ValueError: If the model or a metric does not fit the data.
+        ModuleNotFoundError: Model or metric needs a missing library.
+        ValueError: Model or metric does not fit the data.
     """
     form = form_of_run(settings)
     metrics_of(settings)
@@ -350,13 +346,13 @@ def check_model(settings: Settings) -> None:
 
 
 def metrics_of(settings: Settings) -> list[str]:
-    """Return what the server measures on public rows, besides loss and accuracy.
+    """The server's metrics on public rows, besides loss and accuracy.
 
-    For labels that are numbers, R2 is always among them.
+    For number labels, R2 is always among them.
 
     Raises:
-        ModuleNotFoundError: If scikit-learn is missing.
-        ValueError: If a metric does not fit the data.
+        ModuleNotFoundError: Scikit-learn is missing.
+        ValueError: A metric does not fit the data.
     """
     form, names = form_of_run(settings), settings.metrics.public
     if names is None:
@@ -368,7 +364,7 @@ def metrics_of(settings: Settings) -> list[str]:
 
 
 def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a function that converts labels and predictions to the label's unit."""
+    """A function that converts labels and predictions to the label's unit."""
     label_range = settings.task.label_range
     if label_range is None:
         return lambda values: values
@@ -376,16 +372,16 @@ def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[
 
 
 def width_of_label(settings: Settings) -> float:
-    """Return the largest difference of two labels that are numbers, in their unit; else 0."""
+    """Largest difference of two number labels, in their unit; else 0."""
     low, high = settings.task.label_range or (0.0, 0.0)
     return high - low
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:
-    """Return the first weights of the run's model, without those that do not travel.
+    """First weights of the run's model, without those that do not travel.
 
     Raises:
-        ValueError: If `model.shared` or `model.lora_rank` does not fit the model.
+        ValueError: `model.shared` or `model.lora_rank` does not fit the model.
     """
     from fl_dp.model_arrays import get_arrays
 
@@ -396,10 +392,10 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
 
 
 def part_of(settings: Settings, model: nn.Module) -> SharedPart:
-    """Return which parameters of the run's model travel, stay at each client, or are frozen.
+    """Which model parameters travel, stay at each client, or are frozen.
 
     Raises:
-        ValueError: If `model.shared` does not fit the model.
+        ValueError: `model.shared` does not fit the model.
     """
     frozen: set[str] = set()
     if settings.model.lora_rank is not None:
@@ -413,17 +409,17 @@ def part_of(settings: Settings, model: nn.Module) -> SharedPart:
 
 
 def shared_parameters(settings: Settings) -> tuple[str, ...] | None:
-    """Return the names of the parameters that travel; None if all do."""
+    """Names of the parameters that travel; None if all do."""
     if settings.model.shared is None and settings.model.lora_rank is None:
         return None
     return tuple(initial_arrays_of(settings))
 
 
 def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> None:
-    """Write a released model's parameters into the run's model; other parameters stay.
+    """Write a released model's parameters into the run's model; others stay.
 
     Raises:
-        ValueError: If the parameters are not those of the model.
+        ValueError: They are not those of the model.
     """
     from fl_dp.model_arrays import set_arrays
 
@@ -432,7 +428,7 @@ def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> Non
 
 
 def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
-    """Return the run's model with its first weights, on the device that trains.
+    """The run's model with its first weights, on the device that trains.
 
     Without a `form`, records have that of the server's data set.
 
@@ -468,11 +464,11 @@ def _built(settings: Settings, form: Form) -> nn.Module:
 
 
 def initial_digest(settings: Settings) -> str:
-    """Return the SHA-256 of the file of the first weights.
+    """SHA-256 of the first weights' file.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it differs from the digest in the settings.
+        OSError: It can't be read.
+        ValueError: It differs from the digest in the settings.
     """
     chosen = settings.model
     assert chosen.initial is not None  # every caller has checked it

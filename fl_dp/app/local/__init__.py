@@ -1,5 +1,5 @@
-"""Devices of this machine, and engines that are started on it for one run.
+"""This machine's devices, and engines started on it for one run.
 
-`hosting.py` decides for an engine, `engines.py` makes it: `launch.py` starts Flower's own,
+`hosting.py` chooses an engine, `engines.py` makes it: `launch.py` starts Flower's own,
 `one_process.py` needs none. `simulation.py` runs a user's own apps.
 """

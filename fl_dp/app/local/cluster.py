@@ -1,8 +1,8 @@
-"""Ray cluster of several machines that a simulation may join: which one, and its resources.
+"""The Ray cluster that a simulation may join, and its resources.
 
-Ray runs whatever anybody sends who reaches its ports, and does not say whose it is. So a cluster is
-joined only from one of its own machines, by the address of the Ray process that this user started
-there. The system tells that address; Ray itself would try a wrong one for two minutes.
+Ray runs what anybody sends who reaches its ports, and does not say whose it is. So a cluster is
+joined only from one of its machines, by the address of the Ray process that this user started
+there. The system tells that address; Ray would try a wrong one for two minutes.
 
     python -P -m fl_dp.app.local.cluster HOST:PORT     its machines' resources, as JSON
 """
@@ -39,8 +39,8 @@ class Member:
 
     Attributes:
         host: Its address within the cluster.
-        cpus: Number of its processors that Ray hands out.
-        gpus: Number of its GPUs that Ray hands out.
+        cpus: Processors that Ray hands out.
+        gpus: GPUs that Ray hands out.
     """
 
     host: str
@@ -48,7 +48,7 @@ class Member:
     gpus: float
 
     def worker_slots(self, num_gpus: float) -> int:
-        """Return how many workers fit, each with `num_gpus`: a share of a GPU, or whole ones."""
+        """How many workers fit, each with `num_gpus`: a share of a GPU, or whole ones."""
         by_gpus = int(self.gpus / num_gpus) if num_gpus > 0 else int(self.cpus)
         return min(int(self.cpus), by_gpus)
 
@@ -58,7 +58,7 @@ class Cluster:
     """A Ray cluster that this machine belongs to.
 
     Attributes:
-        address: Host and port of its head.
+        address: Its head's host and port.
         members: Its machines.
         has_token: Whether it asks for Ray's token.
     """
@@ -69,14 +69,14 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """All of its machines as one; Ray manages their memory."""
+        """Its machines as one; Ray manages their memory."""
         cpus = sum(int(member.cpus) for member in self.members)
         gpus = sum(int(member.gpus) for member in self.members)
         return Machine(cpus=max(1, cpus), free_memory=None, gpus=gpus)
 
     @property
     def summary(self) -> str:
-        """One line that describes it."""
+        """Its description in one line."""
         machines = "1 machine" if len(self.members) == 1 else f"{len(self.members)} machines"
         hosts = ", ".join(f"{member.host} ({member.cpus:g} CPUs)" for member in self.members[:8])
         more = ", ..." if len(self.members) > 8 else ""
@@ -96,10 +96,10 @@ class Cluster:
 
 @lru_cache
 def cluster_at(asked: str) -> Cluster:
-    """Return the cluster that `simulation.ray_address` means, with its resources.
+    """The cluster that `simulation.ray_address` means, with its resources.
 
     Raises:
-        ValueError: If no Ray of this user on this machine belongs to it, or it can't be joined.
+        ValueError: No Ray of this user here belongs to it, or it can't be joined.
     """
     address, has_token = own_address(asked)
     answer = subprocess.run(
@@ -122,14 +122,14 @@ def cluster_at(asked: str) -> Cluster:
 
 
 def own_address(asked: str, processes: Path = _PROCESSES) -> tuple[str, bool]:
-    """Return the address of this user's Ray cluster here, and whether it has a token.
+    """Address of this user's Ray cluster here, and whether it has a token.
 
     Args:
         asked: `auto`, or host and port.
-        processes: Folder in which the system shows processes.
+        processes: Folder where the system shows processes.
 
     Raises:
-        ValueError: If there is none, several, or another one.
+        ValueError: There is none, several, or another one.
     """
     clusters = dict(_own_raylets(processes))
     host, _, port = asked.rpartition(":")
@@ -155,7 +155,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_raylets(processes: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the address of each Ray cluster of this user, and whether it has a token."""
+    """Yield each of this user's Ray clusters: its address, and whether it has a token."""
     if not processes.is_dir():
         return
     for folder in processes.iterdir():
@@ -177,7 +177,7 @@ def _own_raylets(processes: Path) -> Iterator[tuple[str, bool]]:
 
 
 def code_digest() -> str:
-    """Return the SHA-256 of this installation of fl-dp, the same for a wheel and a checkout."""
+    """SHA-256 of this fl-dp installation, equal for a wheel and a checkout."""
     import fl_dp
     import fl_dp.strategies
 
@@ -193,15 +193,15 @@ def code_digest() -> str:
 
 
 def ray() -> Any:
-    """Return Ray, whose type hints are incomplete."""
+    """Ray, whose type hints are incomplete."""
     return import_module("ray")
 
 
 def join(address: str) -> None:
-    """Make this process a driver of a cluster.
+    """Make this process a cluster's driver.
 
     Raises:
-        ValueError: If that fails; the reason is one line.
+        ValueError: That fails; the reason is one line.
     """
     try:
         ray().init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -211,7 +211,7 @@ def join(address: str) -> None:
 
 
 def members() -> list[Member]:
-    """Return the machines of the cluster that this process has joined."""
+    """Machines of the cluster that this process has joined."""
     return [
         Member(
             host=str(node["NodeManagerAddress"]),

@@ -1,8 +1,8 @@
-"""Flower's grid on a Ray cluster: workers on all of its machines answer for simulated nodes.
+"""Flower's grid on a Ray cluster: workers on all its machines answer for simulated nodes.
 
-The server is one process and holds its nodes' states; a worker answers one message at a time. If a
-worker is lost with its machine, its message is lost: that node contributes nothing to the round,
-which is charged as planned. Another worker starts where there is room.
+The server is one process and holds nodes' states; a worker answers one message at a time. If a
+worker is lost, so is its message: that node contributes nothing to the round, which is charged as
+planned. Another worker starts where there is room.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Work:
 
     Attributes:
         client: Module with the `ClientApp`.
-        run_id: Id of the run.
-        settings: Settings of the run, as JSON; the worker loads the data that they name.
+        run_id: The run's id.
+        settings: The run's settings, JSON; the worker loads their data.
         code: Digest of the server's fl-dp.
     """
 
@@ -54,17 +54,17 @@ class Work:
 
 
 class Worker:
-    """Answers messages in a process of its own, on a machine that Ray chooses."""
+    """Answers messages in its own process, on a machine that Ray chooses."""
 
     def __init__(self, work: Work) -> None:
-        """Store the work; whatever can fail is done in `ready`."""
+        """Store the work; what can fail is in `ready`."""
         self._work = work
 
     def ready(self, shared: Sequence[str]) -> tuple[str, str | None]:
-        """Load code and data, and return this machine's address and an error, or None.
+        """Load code and data; return this machine's address, and an error or None.
 
         Args:
-            shared: Files that every machine has to see.
+            shared: Files that every machine must see.
         """
         from fl_dp.app.settings import Settings
         from fl_dp.app.workload import check_data
@@ -84,7 +84,7 @@ class Worker:
         return host, self.lacks(shared)
 
     def lacks(self, shared: Sequence[str]) -> str | None:
-        """Return an error if this machine does not see a file, or None."""
+        """An error if this machine does not see a file, or None."""
         unseen = next((path for path in shared if not Path(path).is_file()), None)
         if unseen is None:
             return None
@@ -94,14 +94,14 @@ class Worker:
         )
 
     def answer(self, message: Message, context: Context) -> tuple[RecordDict, Message]:
-        """Return the node's state afterwards, and its reply."""
+        """The node's state afterwards, and its reply."""
         with simulated_nodes():
             reply = answer_of(self._app, message, context)
         return context.state, reply
 
 
 class ClusterGrid(InProcessGrid):
-    """Nodes whose messages wait until a worker of the cluster is free."""
+    """Nodes whose messages wait for a free worker of the cluster."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class ClusterGrid(InProcessGrid):
         run_id: int,
         run_config: Mapping[str, Any],
     ) -> None:
-        """Join a cluster and start workers; the nodes and the run are those of `InProcessGrid`.
+        """Join a cluster and start workers; nodes and run are as in `InProcessGrid`.
 
-        Without `num_workers` there is one per CPU, as memory and GPUs allow. `num_gpus` is the
-        share of a GPU for each.
+        Without `num_workers` there is one per CPU, as memory and GPUs allow. `num_gpus` is each
+        one's share of a GPU.
 
         Raises:
-            ValueError: If it can't be joined, no worker starts, or one lacks code or data.
+            ValueError: It can't be joined, no worker starts, or one lacks code or data.
         """
         super().__init__(_never_called, node_configs, run_id=run_id, run_config=run_config)
         join(address)
@@ -145,7 +145,7 @@ class ClusterGrid(InProcessGrid):
         self._wait_for_workers()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages for the workers, and return their ids."""
+        """Queue messages for the workers; return their ids."""
         self._log_workers()
         ids = list(super().push_messages(messages))
         self._waiting.extend(ids)
@@ -153,10 +153,10 @@ class ClusterGrid(InProcessGrid):
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """Return one reply that has come, or nothing; other replies stay in the cluster.
+        """One reply that has come, or nothing; others stay in the cluster.
 
         Raises:
-            RuntimeError: If the cluster has had no worker for a while.
+            RuntimeError: The cluster has had no worker for a while.
         """
         self._look(_LOOK)
         for message_id in message_ids:
@@ -170,7 +170,7 @@ class ClusterGrid(InProcessGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies to messages that come within the time."""
+        """Replies that come within the time."""
         missing, replies = list(self.push_messages(messages)), []
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         while missing and time.monotonic() < deadline:
@@ -180,10 +180,10 @@ class ClusterGrid(InProcessGrid):
         return replies
 
     def require_shared(self, folders: Iterable[Path]) -> None:
-        """Check that every machine sees the same folders; later workers are checked at their start.
+        """Check that every machine sees these folders; later workers are checked at their start.
 
         Raises:
-            ValueError: If a machine does not see one.
+            ValueError: A machine does not see one.
         """
         for folder in folders:
             private_folder(folder)
@@ -226,7 +226,7 @@ class ClusterGrid(InProcessGrid):
             )
 
     def _welcome(self, ready: Any) -> str | None:
-        """Let a started worker wait for messages, or return what is wrong with it."""
+        """Let a started worker wait for messages, or return its error."""
         worker = self._coming.pop(ready)
         try:
             host, problem = self._ray.get(ready)
@@ -239,7 +239,7 @@ class ClusterGrid(InProcessGrid):
         return None
 
     def _look(self, seconds: float) -> None:
-        """Handle what has happened, and hand messages to idle workers."""
+        """Handle what has happened; hand messages to idle workers."""
         self._hand_out()
         expected = [*self._running, *self._coming]
         if expected and self._ray.wait(expected, timeout=seconds)[0]:
@@ -253,7 +253,7 @@ class ClusterGrid(InProcessGrid):
         self._require_a_worker()
 
     def _take(self, state: Any) -> None:
-        """Store a node's state and a reference to its reply; a lost worker is replaced."""
+        """Store a node's state and a reference to its reply; replace a lost worker."""
         message_id, worker, reply = self._running.pop(state)
         message = self._asked.pop(message_id)
         try:
@@ -308,7 +308,7 @@ class ClusterGrid(InProcessGrid):
             )
 
     def _log_workers(self) -> None:
-        """Log where the workers are, if that has changed."""
+        """Log where workers are, if that has changed."""
         counts = sorted(Counter(self._hosts.values()).items())
         line = ", ".join(f"{host} {count}" for host, count in counts)
         if line != self._logged:

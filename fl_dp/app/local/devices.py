@@ -1,7 +1,7 @@
-"""Resources of this machine for a simulation: processors, memory, GPUs.
+"""This machine's resources for a simulation: processors, memory, GPUs.
 
 Flower's engine does not say that its clients can't see the GPU, and says too late that there is
-none. Both are checked here, before anything starts and without importing a framework.
+none. Both are checked here, before anything starts, without importing a framework.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Machine:
 
     Attributes:
         cpus: Processors that this process may run on.
-        free_memory: Bytes that are free without swapping; None if unknown.
-        gpus: NVIDIA GPUs that are visible.
+        free_memory: Bytes free without swapping; None if unknown.
+        gpus: Visible NVIDIA GPUs.
     """
 
     cpus: int
@@ -42,11 +42,11 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        """Return the resources of this machine."""
+        """This machine's resources."""
         return cls(cpus=_usable_cpus(), free_memory=free_memory(), gpus=visible_gpus())
 
     def shared_by(self, trainings: int) -> Self:
-        """Return the share of each training, if several run at a time."""
+        """Each training's share, if several run at a time."""
         if trainings == 1:
             return self
         memory = None if self.free_memory is None else self.free_memory // trainings
@@ -54,13 +54,13 @@ class Machine:
 
 
 def check_devices(settings: Settings, machine: Machine) -> str | None:
-    """Compare the devices that the clients are to use with those of the machine.
+    """Compare the clients' devices with the machine's.
 
     Returns:
         A warning if there is a GPU that the clients will not see, or None.
 
     Raises:
-        ValueError: If the machine has no GPU, or less than the share that the settings ask for.
+        ValueError: The machine has no GPU, or less than the share that the settings ask for.
     """
     share = settings.simulation.num_gpus
     if share == 0:
@@ -88,9 +88,9 @@ def check_devices(settings: Settings, machine: Machine) -> str | None:
 
 
 def num_workers(settings: Settings, machine: Machine) -> int:
-    """Return the number of workers that the simulation starts.
+    """Number of workers that the simulation starts.
 
-    By default two more than processors, as free memory allows: two handle messages while the others
+    By default two more than processors, as free memory allows: two handle messages while others
     train. Never more than nodes; fewer start once the GPUs' shares are used up.
     """
     simulation = settings.simulation
@@ -102,7 +102,7 @@ def num_workers(settings: Settings, machine: Machine) -> int:
 
 
 def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
-    """Return how many workers a machine keeps busy, each with one message per round.
+    """How many workers a machine keeps busy, each with one message per round.
 
     By default one per processor, as memory and GPUs allow; one where nodes answer in one process.
     """
@@ -128,12 +128,12 @@ def _within_memory(workers: int, machine: Machine) -> int:
 def visible_gpus(
     environment: Mapping[str, str] = os.environ, driver: Path = _DRIVER, tool: str = "nvidia-smi"
 ) -> int:
-    """Return the number of NVIDIA GPUs that CUDA would find here, without loading CUDA.
+    """Number of NVIDIA GPUs that CUDA would find here, without loading CUDA.
 
     Args:
-        environment: Environment that may have `CUDA_VISIBLE_DEVICES`.
-        driver: Folder in which the driver lists its GPUs.
-        tool: Command to run where there is no such folder, as under Windows.
+        environment: May have `CUDA_VISIBLE_DEVICES`.
+        driver: Folder where the driver lists its GPUs.
+        tool: Command to run without such a folder, as under Windows.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:

@@ -1,4 +1,4 @@
-"""Engine that simulates nodes, by its name in `simulation.engine`."""
+"""Engine for simulated nodes, by its name in `simulation.engine`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def engine(
     more_nodes: int = 0,
     machine: Machine | None = None,
 ) -> AbstractContextManager[launch.Engine]:
-    """Return an engine, which starts with its `with` block and is stopped after it.
+    """An engine that runs inside its `with` block.
 
     Args:
         name: A name of `simulation.engine`.
-        app: The training; by default the app of fl-dp.
+        app: The training; by default fl-dp's app.
         more_nodes: Virtual nodes besides those of the settings' clients.
         machine: Resources for its simulations; by default this machine's.
     """

@@ -1,6 +1,6 @@
-"""Outcome of Flower's runs, read from a SuperLink through Flower's own command line.
+"""Outcome of Flower's runs, read from a SuperLink by Flower's command line.
 
-`flwr run` ends with status 0 whatever becomes of the run, so the outcome has to be read.
+`flwr run` ends with status 0 whatever becomes of the run, so the outcome must be read.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class RunStatus:
         return self.status.startswith("finished")
 
     def explained_by(self, log: str) -> RunStatus:
-        """Return the same with the first error: Flower's engine reports the last one.
+        """Add the first error: Flower's engine reports the last one.
 
         Args:
-            log: Output of `flwr run --stream` for the run.
+            log: The run's output of `flwr run --stream`.
         """
         first = _FIRST_ERROR.search(log)
         if first is None or first[1] in self.details:
@@ -77,16 +77,16 @@ class RunStatus:
 def run_status(
     run_id: str, connection: str | None = None, *, environment: Mapping[str, str] | None = None
 ) -> RunStatus:
-    """Ask a SuperLink for the state of a run.
+    """Ask a SuperLink for a run's state.
 
     Args:
         run_id: Flower's number of the run.
-        connection: Its name in Flower's `config.toml`; None: the default there.
-        environment: Environment of Flower's command; by default this process's own.
+        connection: The SuperLink's name in Flower's `config.toml`. None: the default there.
+        environment: Of Flower's command; by default this process's.
 
     Raises:
-        SuperLinkSilent: If none answers within two minutes.
-        RunUnknown: If it does not know the run, or its answer can't be read.
+        SuperLinkSilent: None answers within two minutes.
+        RunUnknown: It does not know the run, or its answer can't be read.
     """
     command = [str(BIN / "flwr"), "list", "--run-id", run_id, "--format", "json"]
     if connection is not None:
@@ -127,10 +127,9 @@ def run_status(
 
 
 def local_port(connection: str | None = None) -> int | None:
-    """Return the port of the SuperLink that `flwr run` starts by itself, if a connection uses it.
+    """Port of the SuperLink that `flwr run` starts by itself; None if a connection uses another.
 
-    Flower's own commands would start that SuperLink in order to ask it. `connection` is as for
-    `run_status`.
+    Flower's own commands would start that SuperLink to ask it. `connection` is as in `run_status`.
     """
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
     file = home / "config.toml"

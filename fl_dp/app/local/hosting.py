@@ -1,9 +1,8 @@
-"""Engine of a simulation and clients of each virtual node, where settings leave them to `auto`.
+"""A simulation's engine and each virtual node's clients, where settings say `auto`.
 
 A node that hosts many clients trains them together and answers with the sum of their clipped
-updates: one message per worker instead of one per client. The number follows from public constants
-and the machine alone. It is fixed before anything is planned, so plan, statement and a resumed run
-have the same number.
+updates: one message per worker, not per client. The number follows from public constants and the
+machine alone. It is fixed before planning, so plan, statement and a resumed run share it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SMALL_TABLE = 2**20  # bytes, about 3,000 rows of 50 columns
 
 
 def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
-    """Return settings that name their engine and the clients of a node, and the reason.
+    """Settings that name their engine and a node's clients, and the reason.
 
     The reason is one line to show; None if the settings had both.
     """
@@ -31,11 +30,11 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
 
 
 def with_engine(settings: Settings) -> tuple[Settings, str | None]:
-    """Return settings that name their engine, and one line if that is not Flower's.
+    """Settings that name their engine, and one line if `auto` chose one process.
 
-    A number of processors, workers or GPUs chooses Flower's engine, which starts six processes and
-    Ray before the first round. For scikit-learn's data sets, of fewer than 2,000 records, and for
-    small tables that takes longer than the training.
+    A number of processors, workers or GPUs chooses Flower's engine. It starts six processes and
+    Ray before the first round. For scikit-learn's data sets, under 2,000 records, and for small
+    tables that takes longer than the training.
     """
     simulation = settings.simulation
     if simulation.engine != "auto":
@@ -53,7 +52,7 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
 
 
 def is_small(task: TaskSettings) -> bool:
-    """Tell whether a task's data are read in no time: scikit-learn's sets, and small tables."""
+    """Whether a task's data load in no time: scikit-learn's sets, and small tables."""
     from fl_dp.tasks.datasets import (
         EMBEDDED,  # with NumPy, which a command that shows help can spare
     )
@@ -86,7 +85,7 @@ def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | N
 
 
 def _units(settings: Settings, workers: int) -> int:
-    """Return the clients per node that make as few nodes as keep the workers busy."""
+    """Clients per node, for the fewest nodes that keep the workers busy."""
     num_clients = settings.task.num_clients
     most = math.ceil(num_clients / workers)
     if settings.selection.name not in ("fixed", "truncated_poisson"):
@@ -96,7 +95,7 @@ def _units(settings: Settings, workers: int) -> int:
 
 
 def _each_reply_needed(settings: Settings) -> str | None:
-    """Return the reason why each client's own reply is needed, if there is one."""
+    """Why each client's own reply is needed; None if it is not."""
     privacy, chosen = settings.privacy, settings.selection
     by_norm = chosen.name == "exponential" and chosen.utility == "update_norm"
     needed = {

@@ -1,12 +1,12 @@
-"""Running the Flower app on a private local SuperLink, and watching it.
+"""Runs the Flower app on a private local SuperLink, and watches it.
 
-`flwr run` keeps one SuperLink daemon for all projects. It has the environment of its first caller,
-outlives the call and can't be stopped by a command. So `fl-dp run` starts its own, on free ports
-with its own home, and stops it again.
+`flwr run` keeps one SuperLink daemon for all projects. It has its first caller's environment,
+outlives the call, and no command stops it. So `fl-dp run` starts its own, on free ports with its
+own home, and stops it again.
 
-SuperLink and Ray would run whatever any other user of the machine sends them, as the user who
-started them. So the SuperLink answers only its own user (`superlink.py`). Ray gets a token that
-only this run's processes have, and a folder that others can't enter.
+SuperLink and Ray would run what any other user of the machine sends them, as the user who started
+them. So the SuperLink answers only its own user (`superlink.py`). Ray gets a token that only this
+run's processes have, and a folder that others can't enter.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def environment_of_children() -> dict[str, str]:
-    """Return the environment of processes that talk to each other only on this machine.
+    """Environment of processes that talk only on this machine.
 
-    A proxy of the environment would not know this machine's own addresses.
+    A proxy of the environment would not know this machine's addresses.
     """
     direct = {
         name: ",".join(filter(None, [os.environ.get(name), _OWN_ADDRESSES]))
@@ -70,7 +70,7 @@ def environment_of_children() -> dict[str, str]:
 
 
 def answers(address: str, context: ssl.SSLContext | None = None) -> bool:
-    """Tell whether a server of this machine answers, without a proxy."""
+    """Whether a server of this machine answers, without a proxy."""
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with urllib.request.build_opener(*handlers).open(address, timeout=1.0):
@@ -80,7 +80,7 @@ def answers(address: str, context: ssl.SSLContext | None = None) -> bool:
 
 
 def _folder_for_sockets() -> str:
-    """Return a folder for temporary folders in which sockets' paths are short enough."""
+    """Folder for temporary folders with short enough paths for sockets."""
     usual = tempfile.gettempdir()
     for folder in (usual, _SHORT_FOLDER):
         if len(os.fsencode(folder)) <= _LONGEST_FOLDER and os.access(folder, os.W_OK):
@@ -93,12 +93,12 @@ def _folder_for_sockets() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """The app that Flower gets: it only points at the installed library.
+    """The app for Flower: it only points at the installed library.
 
     Attributes:
         server: Module with the `ServerApp`.
         client: Module with the `ClientApp`.
-        config: Keys of its run config besides the overrides, with their values.
+        config: Its run config besides the overrides.
     """
 
     server: str = "fl_dp.server_app"
@@ -107,7 +107,7 @@ class App:
 
     @property
     def files(self) -> dict[str, str]:
-        """The content of each of its files, by path."""
+        """Content of its files, by path."""
         project = {
             "project": {
                 "name": "fl-dp-run",
@@ -142,10 +142,10 @@ class LaunchError(RuntimeError):
 
 
 def require_torch() -> None:
-    """Check that the app's clients can train, before anything is started.
+    """Check that the app's clients can train, before anything starts.
 
     Raises:
-        LaunchError: If PyTorch is not installed.
+        LaunchError: PyTorch is not installed.
     """
     if find_spec("torch") is None:
         raise LaunchError("the app trains with PyTorch: pip install 'fl-dp[torch]'")
@@ -161,18 +161,18 @@ class Engine(Protocol):
 
         Args:
             settings: The composed settings.
-            overrides: The Hydra overrides that compose to them; every path in them is absolute.
-            on_progress: Called a few times a second while the run lasts.
+            overrides: Hydra overrides that compose to them; their paths are absolute.
+            on_progress: Called a few times a second during the run.
         """
 
 
 class LocalSuperLink:
-    """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
+    """A SuperLink with Flower's simulation engine, during the `with` block."""
 
     def __init__(
         self, app: App | None = None, *, more_nodes: int = 0, machine: Machine | None = None
     ) -> None:
-        """Set what it will run, and on which resources; see `engines.engine`."""
+        """Set what to run, on which resources; see `engines.engine`."""
         self._runs = app or App()
         self._more_nodes, self._machine = more_nodes, machine
 
@@ -180,7 +180,7 @@ class LocalSuperLink:
         """Start it; the first training waits until it answers.
 
         Raises:
-            LaunchError: If PyTorch or Ray is not installed.
+            LaunchError: PyTorch or Ray is not installed, or no temporary path is short enough.
         """
         require_torch()
         if find_spec("ray") is None:
@@ -260,7 +260,7 @@ class LocalSuperLink:
         """Run one training to its end, as `Engine.run`.
 
         Raises:
-            LaunchError: If the SuperLink does not start, or Flower does not accept the run.
+            LaunchError: The SuperLink does not start, or Flower does not accept the run.
         """
         self.wait()
         run_config = self._app.parent / "run-config.toml"
@@ -317,7 +317,7 @@ class LocalSuperLink:
         """Wait until it answers.
 
         Raises:
-            LaunchError: If it does not start.
+            LaunchError: It does not start.
         """
         # The guard's own answer: a SuperLink that started without the guard is not used.
         path = CLOSED_PATH if users_can_be_told_apart() else "/health"
@@ -339,7 +339,7 @@ class LocalSuperLink:
 def federation_config(
     settings: Settings, machine: Machine | None = None, *, more_nodes: int = 0
 ) -> str:
-    """Return the argument of `flwr run --federation-config`; see `engines.engine`."""
+    """Argument of `flwr run --federation-config`; see `engines.engine`."""
     simulation = settings.simulation
     workers = num_workers(settings, machine or Machine.here())
     # Flower starts one worker for each CPU in this number, whether the machine has it or not.
@@ -358,18 +358,13 @@ def run_and_follow(
     on_round: Callable[[dict[str, Any]], None],
     on_progress: Callable[[], None] | None = None,
 ) -> None:
-    """Run one training and report each of its rounds as it is written.
+    """Run one training as `Engine.run`, and report each round as it is written.
 
-    Args:
-        engine: Engine that runs it.
-        settings: As for `Engine.run`.
-        overrides: As for `Engine.run`.
-        folder: Folder that the training writes.
-        on_round: Called with each line of its metrics.
-        on_progress: Called a few times a second; an exception from it ends the run.
+    `on_round` is called with each metrics line in `folder`, which the training writes.
+    `on_progress` is called a few times a second; an exception from it ends the run.
 
     Raises:
-        LaunchError: If the run failed, with Flower's reason.
+        LaunchError: The run failed, with Flower's reason.
     """
     num_lines = 0
 

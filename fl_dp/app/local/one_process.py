@@ -1,9 +1,9 @@
-"""Simulated nodes that answer one after the other in a process of their own, without Ray.
+"""Simulated nodes that answer one by one in a process of their own, without Ray.
 
-The app's own `ServerApp` and `ClientApp` run there, on a grid that passes messages in memory. With
+The app's `ServerApp` and `ClientApp` run there, on a grid that passes messages in memory. With
 `simulation.ray_address` that process is only the server, and a Ray cluster answers for nodes.
-Flower's engine starts six processes and Ray before the first round; this engine starts one. Nodes
-that were not asked before `round_timeout` are not asked any more.
+Flower's engine starts six processes and Ray before the first round; this one starts one. Nodes not
+asked before `round_timeout` are not asked any more.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ _PATIENCE = 10.0
 
 
 class OneProcess:
-    """An engine that runs all nodes of a training in one process, a new one for each training.
+    """An engine that runs all of a training's nodes in one process, new for each training.
 
-    The first process starts with the `with` block, and imports what it needs while the caller
-    still makes its plan.
+    The first starts with the `with` block, and imports while the caller still plans.
     """
 
     def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
-        """Set what it will run, as `engines.engine`."""
+        """Set what to run, as `engines.engine`."""
         self._app = app or App()
         self._more_nodes = more_nodes
         self._waiting: _Player | None = None
@@ -53,14 +52,14 @@ class OneProcess:
         """Start the first process.
 
         Raises:
-            LaunchError: If PyTorch is not installed.
+            LaunchError: PyTorch is not installed.
         """
         require_torch()
         self._waiting = _Player(self._app, num_gpus=0.0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop a process that no training has used; each training stops its own."""
+        """Stop an unused process; each training stops its own."""
         if self._waiting is not None:
             self._waiting.stop()
 
@@ -87,7 +86,7 @@ class OneProcess:
             player.stop()
 
     def _player(self, num_gpus: float) -> _Player:
-        """Return the waiting process, or a new one if that does not see the GPUs."""
+        """The waiting process, or a new one to see the GPUs."""
         if self._waiting is None or num_gpus > 0:
             return _Player(self._app, num_gpus=num_gpus)
         player, self._waiting = self._waiting, None
@@ -95,7 +94,7 @@ class OneProcess:
 
 
 class _Player:
-    """A process that imports the apps, and then waits for the training to run."""
+    """A process that imports the apps, then waits for its training."""
 
     def __init__(self, app: App, *, num_gpus: float) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="fl-dp-")
@@ -123,7 +122,7 @@ class _Player:
 
 
 def _cluster(settings: Settings) -> dict[str, Any] | None:
-    """Return the arguments of a grid on a Ray cluster; None if nodes answer in the process."""
+    """Arguments of a grid on a Ray cluster; None if nodes answer in the process."""
     simulation = settings.simulation
     if simulation.ray_address is None:
         return None
@@ -142,7 +141,7 @@ def _environment(num_gpus: float) -> dict[str, str]:
 
 
 def _tell(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
-    """Write the request; the pipe stays open, and its end tells the process that we ended."""
+    """Write the request; the pipe stays open: its end tells the process that we ended."""
     stdin = process.stdin
     if stdin is None:
         raise AssertionError("the process was started with a pipe")
@@ -152,7 +151,7 @@ def _tell(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process that still runs, with everything that it started."""
+    """Stop a running process with everything that it started."""
     if process.poll() is None:
         started = descendants(process.pid)
         process.terminate()
@@ -180,7 +179,7 @@ def _status(ended: Path, log: Path, returncode: int | None) -> RunStatus:
 
 
 def _play(server_module: str, client_module: str, folder: str) -> None:
-    """Import the apps, then run the training that standard input asks for, if it does."""
+    """Import the apps, then run the training that standard input asks for, if any."""
     server = importlib.import_module(server_module).app
     client = importlib.import_module(client_module).app
 
@@ -204,7 +203,7 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
 
 
 def _play_on_a_cluster(server: ServerApp, client: str, request: dict[str, Any]) -> None:
-    """Run a training as the server; a cluster's workers answer for the nodes."""
+    """Run a training as the server; a cluster's workers answer for nodes."""
     from fl_dp.app.in_process import configs_of_nodes
 
     from .cluster_grid import ClusterGrid
@@ -220,7 +219,7 @@ def _play_on_a_cluster(server: ServerApp, client: str, request: dict[str, Any]) 
 
 
 def main() -> None:
-    """Play one training of the apps that the command line names, and write how it ended."""
+    """Play one training of the command line's apps, and write how it ended."""
     server, client, folder = sys.argv[1:]
     details: str | None = None
     try:

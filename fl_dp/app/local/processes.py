@@ -1,4 +1,4 @@
-"""Processes that a run starts: how to find them all, and end them with their starter."""
+"""Processes that a run starts: find them all, and end them with their starter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process started, directly or indirectly."""
+    """Ids of all processes that a process started, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -23,16 +23,16 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_all(pids: list[int]) -> None:
-    """Kill processes; those that are gone or of another user are skipped."""
+    """Kill processes, except those gone or of another user."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and all that it started, in whatever sessions.
+    """End a session's leader and all that it started, in any session.
 
-    A run of Flower has processes in sessions of their own, which would go on training.
+    A Flower run has processes in sessions of their own, which would go on training.
     """
     started = descendants(process.pid)
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
@@ -48,10 +48,10 @@ def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
-    """End this process when the one that started it is gone: nobody would read its results.
+    """End this process when its starter is gone: nobody would read its results.
 
     Args:
-        parent: Descriptor of a pipe whose other end only the parent has, and never writes to.
+        parent: Descriptor of a pipe whose other end only the starter has, and never writes to.
         last: Called before the end.
     """
 

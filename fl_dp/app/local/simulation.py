@@ -1,4 +1,4 @@
-"""Simulation of a script's own `ServerApp` and `ClientApp`, in the script's process."""
+"""Simulation of a script's `ServerApp` and `ClientApp`, in the script's process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def simulate(
     num_nodes: int | None = None,
     run_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run a `ServerApp` against simulated nodes, which answer one after the other.
+    """Run a `ServerApp` against simulated nodes, which answer one by one.
 
-    For scripts and notebooks: nothing is installed, started or left behind, and no port is opened.
+    For scripts and notebooks: nothing is installed, started or left behind; no port is opened.
 
     Args:
         server: The server's app.
         client: The nodes' app, for example from `numpy_client_app`.
-        num_nodes: Number of nodes to simulate; each finds its number, from 0, as `partition-id` in
+        num_nodes: Nodes to simulate; each finds its number, from 0, as `partition-id` in
             `context.node_config`. None: as many as the strategy's plan declares.
-        run_config: Configuration of the run, in both apps' `context.run_config`.
+        run_config: The run's configuration, in both apps' `context.run_config`.
 
     Raises:
-        SystemExit: If an argument is wrong, the ledger does not pay for the run, nodes and plan do
+        SystemExit: An argument is wrong, the ledger does not pay for the run, nodes and plan do
             not fit, or (almost) no node can contribute: one line instead of a traceback.
     """
     with refusals_end_the_script():
@@ -47,7 +47,7 @@ def simulate(
 
 
 def _require_app(client: object) -> None:
-    """Refuse an object that answers no messages, such as a client or its class."""
+    """Refuse what answers no messages, such as a client or its class."""
     if isinstance(client, type):
         raise ArgumentError(
             f"client must be an app, got the class {client.__name__}: write "
@@ -71,7 +71,7 @@ def play(
     num_nodes: int | None,
     run_config: Mapping[str, Any],
 ) -> None:
-    """Run a `ServerApp` as `simulate` does; its exceptions are passed on."""
+    """Run a `ServerApp` as `simulate` does, but pass exceptions on."""
     run_id = secrets.randbits(63)
     configs = None if num_nodes is None else configs_of_nodes(num_nodes)
     grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config)

@@ -1,14 +1,14 @@
-"""Flower's SuperLink for one user of this machine: it refuses other users' requests on loopback.
+"""Flower's SuperLink for one user of this machine: it refuses others' requests on loopback.
 
     python -m fl_dp.app.local.superlink --insecure --simulation --host 127.0.0.1 --port 40123 ...
 
-A SuperLink without accounts runs whatever app reaches its port, as the user who started it, and any
-user of a machine reaches loopback. Linux tells whose socket the other end of a connection is, and
-every request is checked by that. Flower's own processes need no password, and there is no secret.
+A SuperLink without accounts runs any app that reaches its port, as the user who started it. Any
+user of a machine reaches loopback. Linux tells whose socket a connection's other end is, and every
+request is checked by that. Flower's own processes need no password; there is no secret.
 
 A SuperLink of real nodes is as open to a whole network: whoever reaches its one port can start
 runs, register a node and take the ServerApp's tasks, whatever keys SuperNodes have. With
-`--open-to-nodes` the network reaches only the interface of SuperNodes, which checks their keys:
+`--open-to-nodes` the network reaches only the SuperNodes' interface, which checks their keys:
 
     python -m fl_dp.app.local.superlink --open-to-nodes --enable-supernode-auth --host 0.0.0.0 ...
 """
@@ -51,12 +51,12 @@ _PATIENCE = 2.0
 
 
 def users_can_be_told_apart() -> bool:
-    """Tell whether this system says whose socket the other end of a connection is."""
+    """Whether this system says whose socket a connection's other end is."""
     return _CONNECTIONS.exists()
 
 
 class OwnUserOnly:
-    """An ASGI app that passes only one user's requests on to another app."""
+    """An ASGI app that passes one user's requests on to another app."""
 
     def __init__(
         self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
@@ -64,9 +64,9 @@ class OwnUserOnly:
         """Stand in front of an app.
 
         Args:
-            app: App that answers that user.
-            user: Id of the user; None: this process's own user.
-            open_to_all: Starts of paths that it answers for everybody.
+            app: Answers that user.
+            user: The user's id. None: this process's user.
+            open_to_all: Starts of paths that `app` answers for everybody.
         """
         self._app = app
         self._user = os.getuid() if user is None else user
@@ -87,10 +87,10 @@ class OwnUserOnly:
 
 
 def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Return the id of the user whose socket `client` is; None if unknown.
+    """Id of the user whose socket `client` is; None if unknown.
 
     Args:
-        client: Address and port of the other end, IPv4.
+        client: IPv4 address and port of the other end.
         server: Address and port of this end.
     """
     if client is None or server is None:
@@ -105,9 +105,9 @@ def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> i
 
 
 def listening_user(port: int, host: str = "127.0.0.1") -> int | None:
-    """Return the id of the user who listens on a port of this machine.
+    """Id of the user who listens on a port of this machine.
 
-    None if nobody listens; -1 if somebody listens and the system does not say who.
+    None if nobody listens; -1 if somebody does and the system does not say who.
     """
     if not users_can_be_told_apart():
         with socket.socket() as probe:
@@ -138,7 +138,7 @@ def main() -> None:
     """Run `flower-superlink` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If `--open-to-nodes` would admit nodes without keys, or everybody, or Flower no
+        SystemExit: `--open-to-nodes` would admit nodes without keys, or everybody; or Flower no
             longer has such a command.
     """
     from fl_dp.protocol.flower_compat import superlink_behind
@@ -157,10 +157,10 @@ def main() -> None:
 
 
 def _open_to_all(words: list[str]) -> tuple[str, ...]:
-    """Remove our option from the command line and return the paths that it opens.
+    """Remove our option from the command line; return the paths that it opens.
 
     Raises:
-        SystemExit: If Flower would not check the nodes, or the guard could not check the rest.
+        SystemExit: Flower would not check the nodes, or the guard could not check the rest.
     """
     if OPEN_TO_NODES not in words:
         return ()
@@ -180,7 +180,7 @@ def _open_to_all(words: list[str]) -> tuple[str, ...]:
 
 
 def _take_down() -> None:
-    """Kill all processes, which would go on training and spending, and delete the run's folder."""
+    """Kill all processes, which would go on training and spending; delete the run's folder."""
     kill_all(descendants(os.getpid()))
     if folder := os.environ.get(FOLDER_VARIABLE):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,10 @@
-"""Flower's SuperNode for one user of this machine: it refuses other users' requests on loopback.
+"""Flower's SuperNode for one user of this machine: it refuses others' requests on loopback.
 
     python -m fl_dp.app.local.supernode --superlink 192.0.2.1:8000 --root-certificates ca.crt ...
 
-A SuperNode hands its messages to client processes over a port of loopback, and checks nobody.
-Another user of the machine could take a message and answer it in the node's name; here such
-requests are refused, as by `fl_dp.app.local.superlink`. The options are those of
-`flower-supernode`.
+A SuperNode hands messages to client processes over a loopback port, and checks nobody. Another
+user of the machine could take a message and answer it in the node's name. Such requests are
+refused here, as by `fl_dp.app.local.superlink`. Options are those of `flower-supernode`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ def main() -> None:
     """Run `flower-supernode` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If this system does not say who connects to a port, or Flower no longer has
-            such a command.
+        SystemExit: This system does not say who connects to a port, or Flower no longer has such
+            a command.
     """
     try:
         flower_supernode = supernode_for()
@@ -35,16 +34,16 @@ def main() -> None:
 
 
 def supernode_for(user: int | None = None, *, socket: Path | None = None) -> Callable[[], None]:
-    """Return the main function of `flower-supernode`, whose Runtime API only one user reaches.
+    """Main function of `flower-supernode`, whose Runtime API only one user reaches.
 
     Args:
-        user: Id of the user; None: this process's own user.
-        socket: Unix socket at which the Runtime API is served in place of a port. The permissions
-            of its folder say who may open it.
+        user: The user's id. None: this process's user.
+        socket: Unix socket for the Runtime API in place of a port. Its folder's permissions say
+            who may open it.
 
     Raises:
-        FlowerChanged: If Flower no longer has such a command.
-        OSError: If this system does not say who connects to a port.
+        FlowerChanged: Flower no longer has such a command.
+        OSError: This system does not say who connects to a port.
     """
     if socket is not None:
         return supernode_behind(lambda app: app, socket=socket)

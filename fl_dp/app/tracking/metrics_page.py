@@ -1,11 +1,11 @@
-"""Released values and figures of the process for Prometheus, and whether the run is alive.
+"""Released values and process figures for Prometheus, and whether the run is alive.
 
     GET /metrics    Prometheus' text format, version 0.0.4
     GET /health     200 while the run goes on
 
 The page is a tracker: it gets what trackers get, by the same closed list, and shows no time. It
-changes at whole minutes, so that a reader can't tell when a round ended. It answers only on this
-machine's loopback.
+changes at whole minutes: a reader can't tell when a round ended. It answers only on this machine's
+loopback.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class MetricsPage(Collector):
 
         Args:
             port: Port on 127.0.0.1; 0 takes a free one.
-            clock: Returns the time in seconds since the epoch.
+            clock: Returns seconds since the epoch.
 
         Raises:
-            ValueError: If the port is in use.
+            ValueError: The port is in use.
         """
         self._clock = clock
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class MetricsPage(Collector):
             self.released(server_round, values)
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Show the values of a round, from the next minute on."""
+        """Show a round's values, from the next minute on."""
         with self._lock:
             self._turn()
             self._values = {
@@ -117,13 +117,13 @@ class MetricsPage(Collector):
         self._server.server_close()
 
     def text(self) -> str:
-        """Return the page as it is now, without figures of other collectors of the process."""
+        """The page now, without the process's other collectors."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is shown now, each value a gauge."""
+        """Yield what is shown now as gauges."""
         with self._lock:
             self._turn()
             shown = {**self._facts, **self._shown}
@@ -141,7 +141,7 @@ class MetricsPage(Collector):
             yield GaugeMetricFamily(name, meaning, value=value)
 
     def _turn(self) -> None:
-        """At a new minute, show the values that came before it."""
+        """At a new minute, show the values from before it."""
         minute = whole_minute(self._clock())
         if minute != self._minute:
             self._minute, self._shown = minute, self._values
@@ -159,7 +159,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, *_: object) -> None:
-        """Print nothing: the standard library would write into the run's log."""
+        """Print nothing: the standard library would write to the run's log."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", "there are /metrics and /health\n")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: readers of the page are no part of the run's log."""
+        """Log nothing: the page's readers are no part of the run's log."""
 
     def _answer(self, status: int, kind: str, text: str) -> None:
         body = text.encode()
@@ -191,9 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _process() -> dict[str, tuple[float, str]]:
-    """Return figures of this process where the system has them, without its processor time.
+    """Figures of this process where the system has them, without processor time.
 
-    Processor time of a round would tell how many took part in it.
+    A round's processor time would tell how many took part.
     """
     figures: dict[str, tuple[float, str]] = {
         "process_threads": (
@@ -220,7 +220,7 @@ def _process() -> dict[str, tuple[float, str]]:
 
 
 def _coarsely(figure: int, step: int) -> int:
-    """Return a figure rounded up: an exact one would tell how many connections a round opened."""
+    """A figure rounded up: an exact one would tell how many connections a round opened."""
     return -(-figure // step) * step
 
 

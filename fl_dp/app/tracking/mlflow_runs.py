@@ -34,9 +34,9 @@ class MLflowTracker:
         """Set the destination.
 
         Args:
-            uri: Address of a server or a store; None: a database in `folder`.
-            experiment: Name of the experiment that holds the run.
-            folder: Folder for the database, unless `uri` is given.
+            uri: Address of a server or store. None: a database in `folder`.
+            experiment: Name of the run's experiment.
+            folder: For the database, unless `uri` is given.
         """
         self._uri, self._experiment, self._folder = uri, experiment, folder
         self._client: MlflowClient | None = None
@@ -44,7 +44,7 @@ class MLflowTracker:
         self._began = 0
 
     def started(self, run: RunStart) -> None:
-        """Create the run with its settings as parameters, or find the one that continues."""
+        """Create the run with settings and promise as parameters, or find the resumed one."""
         # Disables reports of usage to MLflow's makers, unless the caller wants them.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
@@ -81,7 +81,7 @@ class MLflowTracker:
             client.log_batch(self._run, params=facts[start : start + _MOST_AT_ONCE])
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Log one metric for each value, with the round as its step."""
+        """Log one metric per value, with the round as its step."""
         self._log(values, server_round)
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
@@ -114,7 +114,7 @@ class MLflowTracker:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one training of a sweep at a time create the database that they share."""
+        """Let one of a sweep's trainings at a time create their shared database."""
         if self._uri is not None:
             yield
             return

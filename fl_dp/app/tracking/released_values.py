@@ -1,4 +1,4 @@
-"""The closed list of what trackers get: a name that is not on it is never sent."""
+"""The closed list of what trackers get: no other name is ever sent."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ FINAL = frozenset(
 def round_values(
     line: Mapping[str, Any], client_metrics: Iterable[str] = ()
 ) -> tuple[int, dict[str, float]]:
-    """Return a round's number, and its values that trackers get.
+    """A round's number, and its values that trackers get.
 
     Args:
         line: A line of `metrics.jsonl`, or like one: values by name, clients' metrics in `clients`.
-        client_metrics: Names of clients' metrics that the plan releases, besides loss and accuracy.
+        client_metrics: Clients' metrics that the plan releases, besides loss and accuracy.
 
     Raises:
-        ValueError: If the line has no round.
+        ValueError: The line has no round.
     """
     server_round = line.get("round")
     if not isinstance(server_round, int) or isinstance(server_round, bool):
@@ -80,7 +80,7 @@ def round_values(
 
 
 def only(allowed: frozenset[str], facts: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the facts whose names are allowed, and whose values are text or finite numbers."""
+    """Facts with allowed names, whose values are text, booleans or finite numbers."""
     return {
         name: value
         for name, value in facts.items()

@@ -2,7 +2,7 @@
 
     tensorboard --logdir runs/NAME
 
-They contain one time, the run's start: the time at which a round ended can tell who took part.
+Their only time is the run's start: the time at which a round ended can tell who took part.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class TensorBoardTracker:
     """Writes one event file per start; TensorBoard joins those of a resumed run."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the folder of the event files, which need not exist yet."""
+        """Name the event files' folder, which need not exist yet."""
         self._folder = folder
         self._records: RecordWriter | None = None
         self._began = 0.0
         self._last = 0
 
     def started(self, run: RunStart) -> None:
-        """Write settings and promise, as text and for the table of hyper-parameters."""
+        """Write settings and promise, as text and for the hyper-parameter table."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -53,7 +53,7 @@ class TensorBoardTracker:
         self._text("promise", run.promise)
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Write one scalar for each value, with the round as its step."""
+        """Write one scalar per value, with the round as its step."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]

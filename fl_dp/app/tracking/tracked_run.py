@@ -22,7 +22,7 @@ logger = logging.getLogger("flwr.fl_dp")
 class TrackedRun:
     """One run, and the trackers that follow it.
 
-    The training waits for no tracker before its end. An exception of a tracker is logged once.
+    The training waits for no tracker before its end. A tracker's exception is logged once.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class TrackedRun:
         """Prepare the trackers; they get nothing yet.
 
         Args:
-            trackers: The trackers that follow the run.
-            client_metrics: Names of clients' metrics that the plan releases.
-            patience: Seconds that the end waits for all of them together.
+            trackers: Followers of the run.
+            client_metrics: Clients' metrics that the plan releases.
+            patience: Seconds that the end waits for all trackers together.
         """
         self._followers = [_Follower(tracker) for tracker in trackers]
         self._client_metrics = tuple(client_metrics)
@@ -48,11 +48,11 @@ class TrackedRun:
         self._begun = False
 
     def __enter__(self) -> Self:
-        """Do nothing: `start` tells the trackers of the run."""
+        """Do nothing: `start` tells the trackers."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Tell how the run ended, and wait for the trackers that still write."""
+        """Tell how the run ended, and wait for trackers that still write."""
         if not self._begun:
             return
         final = only(FINAL, self._final)
@@ -83,7 +83,7 @@ class TrackedRun:
             follower.call("started", lambda tracker: tracker.started(public))
 
     def released(self, line: Mapping[str, Any]) -> None:
-        """Tell what a round released; other content of the line is not passed on."""
+        """Tell a round's releases; the line's other content is not passed on."""
         server_round, values = round_values(line, self._client_metrics)
         self._last = server_round
         for follower in self._followers:
@@ -114,7 +114,7 @@ class _Follower:
         self._calls.put(None)
 
     def wait(self, seconds: float) -> float:
-        """Wait for the pending calls, and return the remaining seconds."""
+        """Wait for pending calls; return the remaining seconds."""
         began = monotonic()
         self._thread.join(seconds)
         if self._thread.is_alive():

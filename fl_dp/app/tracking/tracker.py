@@ -18,13 +18,13 @@ class RunStart:
     """A run that begins, or continues after it was stopped.
 
     Attributes:
-        name: Name of the run's folder; a cell of a sweep has the sweep's name before a slash.
-        identity: Random text that names this run for good, also when it is resumed.
-        group: Name of the sweep that it belongs to, if any.
-        rounds: Number of planned rounds.
-        before: Rounds that were released before it was resumed, with the values that
-            `Tracker.released` got for each; empty for a new run.
-        settings: Settings by their keys, without those that are secret or of one site.
+        name: The run's folder; for a sweep's cell, after the sweep's name and a slash.
+        identity: Random text that names this run for good, also when resumed.
+        group: Name of its sweep, if any.
+        rounds: Planned rounds.
+        before: Rounds released before it was resumed, each with what `Tracker.released` got; empty
+            for a new run.
+        settings: Settings by key, without those that are secret or of one site.
         promise: Privacy facts by the names of `PROMISE`.
     """
 
@@ -45,15 +45,15 @@ class RunStart:
 class Tracker(Protocol):
     """A destination of a run's released values.
 
-    The calls come in this order, from one thread that is not the training's. A call may take long
-    and may raise anything: the training then continues without this tracker.
+    Calls come in this order, from one thread, not the training's. A call may take long and raise
+    anything: the training then continues without this tracker.
     """
 
     def started(self, run: RunStart) -> None:
         """Handle a run that begins or continues."""
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Handle what a round released, by the names of `ROUND`; round 0 is the first model."""
+        """Handle a round's releases, by the names of `ROUND`; round 0 is the first model."""
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
         """Handle the end.
@@ -67,10 +67,10 @@ class Tracker(Protocol):
 def require_installed(name: str) -> None:
     """Check that a tracker's package is installed, without importing it; `none` needs none.
 
-    The name is that of the tracker, of its package and of its extra.
+    Tracker, package and extra have the same name.
 
     Raises:
-        ModuleNotFoundError: If it is not installed; the text says what to install.
+        ModuleNotFoundError: It is not installed; the text says what to install.
     """
     if name != "none" and find_spec(name) is None:
         raise ModuleNotFoundError(
@@ -79,9 +79,8 @@ def require_installed(name: str) -> None:
 
 
 def whole_minute(seconds: float) -> float:
-    """Return the start of the minute of a time, in seconds.
+    """Start of a time's minute, in seconds.
 
-    Trackers get no finer time: the length of a round can tell who took part in it, for example a
-    slow client.
+    Trackers get no finer time: a round's length can tell who took part, for example a slow client.
     """
     return seconds - seconds % _MINUTE

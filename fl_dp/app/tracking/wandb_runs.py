@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 class WandbTracker:
     """Writes one run of W&B.
 
-    Offline the rounds are written when the run ends: W&B stores the time of each row, and times of
-    rounds can tell who took part. A resumed run is written whole.
+    Offline, rounds are written when the run ends: W&B stores each row's time, and times of rounds
+    can tell who took part. A resumed run is written whole.
     """
 
     def __init__(self, folder: Path, *, project: str, online: bool) -> None:
         """Set the destination.
 
         Args:
-            folder: Folder of the run, in which W&B makes `wandb/`.
-            project: Name of the project at W&B.
+            folder: The run's, in which W&B makes `wandb/`.
+            project: Name of the W&B project.
             online: Whether each round is sent at once.
         """
         self._folder, self._project, self._online = folder, project, online
@@ -38,7 +38,7 @@ class WandbTracker:
         self._began = 0.0
 
     def started(self, run: RunStart) -> None:
-        """Begin the run, with settings and promise as its config."""
+        """Begin the run; settings and promise are its config."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -65,7 +65,7 @@ class WandbTracker:
             self._write()
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
-        """Write the rounds that are left, and what was spent."""
+        """Write the remaining rounds, and what was spent."""
         self._write()
         run = self._started()
         run.summary.update({"state": state, **final})
@@ -84,7 +84,7 @@ class WandbTracker:
 
 
 def _lean() -> wandb.Settings:
-    """Return settings with which W&B stores nothing of the machine, user, code or output."""
+    """Settings with which W&B stores nothing of machine, user, code or output."""
     import wandb
 
     nobody = "-"
