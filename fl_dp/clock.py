@@ -16,16 +16,14 @@ def now() -> float:
 
 
 def sleep(seconds: float) -> None:
-    """Wait; a negative number is 0."""
+    """Wait; a negative number counts as 0."""
     time.sleep(max(0.0, seconds))
 
 
 def readable(source: Connection | int, seconds: float | None) -> bool:
     """Wait until `source` is readable or its other end is closed; return False on timeout.
 
-    Args:
-        source: A connection or a file descriptor.
-        seconds: Timeout. None: no limit.
+    The timeout is in seconds. None: no limit.
     """
     if seconds is not None:
         seconds = max(0.0, seconds)

@@ -3,7 +3,7 @@
     >>> encode(CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)))
     {'kind': 'cyclic', 'groups': 4, 'inside': {'kind': 'poisson', 'sampling_rate': 0.5}}
 
-An object names its `kind` if its class has one; an enum is its value, a tuple a list. Field types
+An object names its class's `kind`, if any; an enum is its value, a tuple a list. Field types
 direct the reading: a stranger's document makes nothing else. Each class checks itself. Signed
 texts have their own form, letter by letter (`fl_dp/secagg/texts.py`).
 """
@@ -38,7 +38,7 @@ class Form:
 
     Attributes:
         write: Maps the value to plain JSON values.
-        read: Maps them back. It raises what `decode` does, or what `document` converts.
+        read: Maps them back. It raises what `decode` does, or what `document` makes an error of.
     """
 
     write: Callable[[Any], Any]

@@ -43,8 +43,7 @@ def real_number(value: object) -> float:
 def document(name: str) -> Iterator[None]:
     """Read a document inside the block; its own ValueErrors pass unchanged.
 
-    Args:
-        name: The document's name in the error, for instance `terms of a sum`.
+    `name` is the document's name in the error, for instance `terms of a sum`.
 
     Raises:
         ValueError: The document is malformed. The text may travel: it names no value.

@@ -88,7 +88,7 @@ def held_alone(file: Path, activity: str) -> Iterator[None]:
 
     Args:
         file: The file to lock, made if missing, in an existing folder.
-        activity: A verb for what the lock's holder does, for the error.
+        activity: What the lock's holder does, as a verb, for the error.
 
     Raises:
         HeldElsewhere: Another process holds it, on this machine or on a network's file system.
@@ -127,7 +127,7 @@ os.register_at_fork(after_in_child=_release_locks)
 def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
     """Yield a temporary path, so that others see the whole new file or the old one.
 
-    This survives a power cut: the content is on disk before it gets the file's name.
+    This holds after a power cut: the content is on disk before it gets the file's name.
 
     Args:
         file: The path after a block without error; its folder must exist.

@@ -22,8 +22,8 @@ def lazy_exports(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
 
     Args:
         package: The package's `__name__`.
-        module_of: Module inside the package, by exported name. The name may be no module's: that
-            module's import would replace it.
+        module_of: Module inside the package, by exported name. No such name may be a module's:
+            importing that module would replace it.
     """
 
     def get(name: str) -> Any:

@@ -115,7 +115,7 @@ class Contained:
     The exception is logged and stored; only `KeyboardInterrupt` passes. A generator may not yield
     inside, as its end is an exception, too.
 
-    Flower stops a process by `SystemExit`, wherever it is; the block then ends early, too. By then
+    Flower stops a process by `SystemExit`, wherever it is: the block then ends early. By then
     Flower has closed the connection, and it ends the process itself in seconds.
 
     Attributes:

@@ -1,6 +1,6 @@
 """A training's checkpoint on disk: one safetensors file, replaced as a whole.
 
-Arrays are stored as Flower's bytes, so each dtype comes back. Nothing in it is secret: released
+Arrays are Flower's bytes, so each dtype comes back unchanged. Nothing in it is secret: released
 models, server optimizer state, released clipping norms, the ledger's last entry. Noise and coins
 are not saved: a new process begins a new stream.
 """
@@ -87,9 +87,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def checkpoint_anchor(path: Path) -> LedgerAnchor | None:
     """The ledger's last entry at a checkpoint; None for a training without a ledger.
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of this version.
+    Raises as `load_checkpoint`.
     """
     with _opened(path) as (_, header):
         return _anchor_of(header)

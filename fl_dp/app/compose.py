@@ -35,9 +35,6 @@ _hydra_is_global = threading.Lock()
 def compose_settings(overrides: Sequence[str]) -> Settings:
     """Compose `conf/config.yaml` with Hydra overrides and their recipe.
 
-    Args:
-        overrides: For example `["task=digits", "privacy.epsilon=4"]`.
-
     Raises:
         ConfigError: A key is unknown, or a value has the wrong type or range.
     """

@@ -35,13 +35,10 @@ class InProcessGrid(OwnGrid):
         run_id: int = 1,
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Connect nodes.
+        """Connect nodes; `run_id` is as Flower would number the run.
 
-        Args:
-            app: Answers every message: a `ClientApp`, or a function with the same arguments.
-            node_configs: Configuration of each node. None: `host` later gives their number.
-            run_id: The run's id, as Flower would number it.
-            run_config: The run's configuration, as every node sees it.
+        `app`, a `ClientApp` or a function with the same arguments, answers every message. If
+        `node_configs` is None, `host` later gives the number of nodes.
         """
         be_in_a_run(run_id)
         self._app = app
@@ -133,10 +130,9 @@ def answer_of(
 
 @contextmanager
 def flower_in_silence(*, below: int = logging.CRITICAL + 1) -> Iterator[None]:
-    """Hide Flower's and nodes' logs from the terminal; a run's log file has all.
+    """Hide what Flower and nodes log `below` a level, by default all, from the terminal.
 
-    Args:
-        below: Messages under this level are hidden; by default all.
+    A run's log file has it all.
     """
     flower = logging.getLogger("flwr")
     shown = [handler for handler in flower.handlers if not isinstance(handler, logging.FileHandler)]

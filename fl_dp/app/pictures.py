@@ -30,9 +30,7 @@ def new_picture(
 ) -> tuple[Figure, list[Axes]] | None:
     """An empty picture and its panels, left to right; None without matplotlib.
 
-    Args:
-        widths: Relative widths of the panels.
-        size: The picture's width and height, in inches.
+    `widths` are the panels' relative ones; `size` is the picture's width and height, in inches.
     """
     try:
         from matplotlib.figure import Figure
@@ -94,7 +92,7 @@ def where_drawn(*pictures: object, drawn: bool) -> str:
 def save_picture(figure: Figure, target: Path) -> None:
     """Give every panel the shared look and write a PNG.
 
-    Panels with the same curves' names share one legend, below.
+    Panels with equal curve names share one legend, below them.
     """
     names = [axes.get_legend_handles_labels()[1] for axes in figure.axes]
     longest = max(names, key=len)

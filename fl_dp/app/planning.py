@@ -71,8 +71,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
 def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:
     """Plan of DP-SGD inside clients; None without DP-SGD.
 
-    With `within_budget`, a noise multiplier at which a client's planned rounds spend more than the
-    budget is refused; otherwise the plan's budget is what they spend.
+    `within_budget` is as in `make_plan`, for what a client's planned rounds spend.
 
     Raises:
         ValueError: The rounds do not fit the budget, or settings exclude each other.

@@ -54,7 +54,7 @@ class PrivateModule:
     Attributes:
         model: Copy of the module with the last released weights, in eval mode.
         accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
-            without test data. For number labels: 1 minus the mean error (`closeness`).
+            without test data. For labels that are numbers: 1 minus the mean error (`closeness`).
         statement: What was promised, to whom, under which assumptions.
     """
 

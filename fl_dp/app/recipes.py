@@ -1,4 +1,4 @@
-"""Settings that fit a task's model and promise, where nobody wrote others.
+"""Settings that fit a task, model and promise, where nobody wrote others.
 
     >>> recipe_of(["task=fashion_mnist", "rounds=20"]).overrides
     ('client.learning_rate=0.1', 'client.epochs=2', 'selection.sampling_rate=0.1')
@@ -43,10 +43,7 @@ class Recipe:
 
 
 def recipe_of(overrides: Sequence[str]) -> Recipe:
-    """What goes with overrides.
-
-    Args:
-        overrides: Of existing keys, without several values of one key.
+    """What goes with overrides of existing keys, each with one value.
 
     Raises:
         ConfigError: One can't be read.

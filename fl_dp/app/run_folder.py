@@ -218,8 +218,7 @@ class RunFolder:
     def write_statement_of_ledger(self) -> bool:
         """Write the statement from ledger and plan alone, for a run that could not.
 
-        Returns:
-            Whether there is anything to state.
+        Return whether there is anything to state.
 
         Raises:
             LedgerCorrupted: The ledger was altered or cut; no statement is written.

@@ -54,7 +54,7 @@ def register_options() -> None:
 def settings_document(settings: Settings) -> dict[str, Any]:
     """Settings as plain values; a wing's group only if it differs from its defaults.
 
-    So without use of a wing, document and digest don't depend on installed wings.
+    So a run without wings has the same document and digest, whether they are installed or not.
     """
     idle = [
         name

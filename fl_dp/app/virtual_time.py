@@ -29,11 +29,9 @@ class VirtualTime(OwnGrid):
     """
 
     def __init__(self, grid: Grid, delay: Callable[[int], float]) -> None:
-        """Put a virtual clock in front of a grid.
+        """Put a virtual clock in front of a grid whose nodes answer.
 
-        Args:
-            grid: The grid whose nodes answer.
-            delay: Returns the time of a node's next answer, by its index.
+        `delay` returns how long a node takes for its next answer, by its index.
         """
         self.now = 0.0
         self._grid = grid
@@ -73,7 +71,7 @@ class VirtualTime(OwnGrid):
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """The training answer due next, if among these and computed; others at once."""
+        """The training answer due next, if among these and computed; other answers at once."""
         at_once = [message_id for message_id in message_ids if message_id not in self._given_up_at]
         replies = list(self._grid.pull_messages(at_once)) if at_once else []
         while self._due and clock.now() > self._given_up_at[self._due[0][2]]:

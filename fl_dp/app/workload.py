@@ -62,7 +62,7 @@ def dataset_of(
     """The run's data set with its features; loaded once per process.
 
     Args:
-        settings: Name the set, its features and, for own files, their format.
+        settings: Settings that name the set, its features and own files' format.
         data_path: A node's own folder, whose training part replaces `task.data_dir`. None:
             everybody's data; with `task.partition=nodes` the server's, which is only a test part.
         data_format: Format of own files. None: as the settings say.
@@ -211,9 +211,9 @@ def data_of_unit(
     partition: nothing else is read there, and the server names no folder.
 
     Args:
-        settings: As the server sent them.
-        index: The unit's among those of all nodes, which share a simulated split.
-        node_config: The node's; its owner's schema goes before the settings'.
+        settings: Settings as the server sent them.
+        index: Index of the unit among those of all nodes, which share a simulated split.
+        node_config: The node's configuration; its owner's schema goes before the settings'.
         leave_out_unfit: As `DataFormat.leave_out_unfit`. Settings that protect records always do
             so: one record must not decide about all others.
         held_out: Return the rows that the unit does not train on.
@@ -348,7 +348,7 @@ def check_model(settings: Settings) -> None:
 def metrics_of(settings: Settings) -> list[str]:
     """The server's metrics on public rows, besides loss and accuracy.
 
-    For number labels, R2 is always among them.
+    For labels that are numbers, R2 is always among them.
 
     Raises:
         ModuleNotFoundError: Scikit-learn is missing.
@@ -372,7 +372,7 @@ def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[
 
 
 def width_of_label(settings: Settings) -> float:
-    """Largest difference of two number labels, in their unit; else 0."""
+    """Largest difference of two labels that are numbers, in their unit; else 0."""
     low, high = settings.task.label_range or (0.0, 0.0)
     return high - low
 

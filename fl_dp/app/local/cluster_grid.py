@@ -63,8 +63,7 @@ class Worker:
     def ready(self, shared: Sequence[str]) -> tuple[str, str | None]:
         """Load code and data; return this machine's address, and an error or None.
 
-        Args:
-            shared: Files that every machine must see.
+        Every machine must see the files `shared`.
         """
         from fl_dp.app.settings import Settings
         from fl_dp.app.workload import check_data

@@ -54,10 +54,7 @@ class Machine:
 
 
 def check_devices(settings: Settings, machine: Machine) -> str | None:
-    """Compare the clients' devices with the machine's.
-
-    Returns:
-        A warning if there is a GPU that the clients will not see, or None.
+    """A warning if there is a GPU that the clients will not see, or None.
 
     Raises:
         ValueError: The machine has no GPU, or less than the share that the settings ask for.
@@ -131,7 +128,7 @@ def visible_gpus(
     """Number of NVIDIA GPUs that CUDA would find here, without loading CUDA.
 
     Args:
-        environment: May have `CUDA_VISIBLE_DEVICES`.
+        environment: Environment that may have `CUDA_VISIBLE_DEVICES`.
         driver: Folder where the driver lists its GPUs.
         tool: Command to run without such a folder, as under Windows.
     """

@@ -63,10 +63,9 @@ class RunStatus:
         return self.status.startswith("finished")
 
     def explained_by(self, log: str) -> RunStatus:
-        """Add the first error: Flower's engine reports the last one.
+        """Add the first error in `log`: Flower's engine reports the last one.
 
-        Args:
-            log: The run's output of `flwr run --stream`.
+        `log` is the run's output of `flwr run --stream`.
         """
         first = _FIRST_ERROR.search(log)
         if first is None or first[1] in self.details:
@@ -82,7 +81,7 @@ def run_status(
     Args:
         run_id: Flower's number of the run.
         connection: The SuperLink's name in Flower's `config.toml`. None: the default there.
-        environment: Of Flower's command; by default this process's.
+        environment: Environment of Flower's command; by default this process's.
 
     Raises:
         SuperLinkSilent: None answers within two minutes.

@@ -86,7 +86,7 @@ class OneProcess:
             player.stop()
 
     def _player(self, num_gpus: float) -> _Player:
-        """The waiting process, or a new one to see the GPUs."""
+        """The waiting process; a new one if there is none, or GPUs are needed."""
         if self._waiting is None or num_gpus > 0:
             return _Player(self._app, num_gpus=num_gpus)
         player, self._waiting = self._waiting, None

@@ -61,12 +61,10 @@ class OwnUserOnly:
     def __init__(
         self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
     ) -> None:
-        """Stand in front of an app.
+        """Stand in front of an app, which answers that user.
 
-        Args:
-            app: Answers that user.
-            user: The user's id. None: this process's user.
-            open_to_all: Starts of paths that `app` answers for everybody.
+        `user` is the user's id. None: this process's user. The app answers everybody on paths that
+        start with one of `open_to_all`.
         """
         self._app = app
         self._user = os.getuid() if user is None else user
@@ -87,11 +85,9 @@ class OwnUserOnly:
 
 
 def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Id of the user whose socket `client` is; None if unknown.
+    """Id of the user whose socket `client`, the other end, is; None if unknown.
 
-    Args:
-        client: IPv4 address and port of the other end.
-        server: Address and port of this end.
+    Both ends are an IPv4 address and a port.
     """
     if client is None or server is None:
         return None

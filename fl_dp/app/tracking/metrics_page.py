@@ -56,11 +56,9 @@ class MetricsPage(Collector):
     """A page for Prometheus, from a run's start to its end."""
 
     def __init__(self, port: int, *, clock: Callable[[], float] = time.time) -> None:
-        """Open the port; nothing is shown before the run starts.
+        """Open the port on 127.0.0.1; nothing is shown before the run starts.
 
-        Args:
-            port: Port on 127.0.0.1; 0 takes a free one.
-            clock: Returns seconds since the epoch.
+        Port 0 takes a free one. `clock` returns seconds since the epoch.
 
         Raises:
             ValueError: The port is in use.

@@ -31,12 +31,9 @@ class MLflowTracker:
     """Writes one MLflow run; a resumed run continues in it."""
 
     def __init__(self, uri: str | None, *, experiment: str, folder: Path) -> None:
-        """Set the destination.
+        """Set the destination: a server or store at `uri`; None: a database in `folder`.
 
-        Args:
-            uri: Address of a server or store. None: a database in `folder`.
-            experiment: Name of the run's experiment.
-            folder: For the database, unless `uri` is given.
+        `experiment` is the name of the experiment that holds the run.
         """
         self._uri, self._experiment, self._folder = uri, experiment, folder
         self._client: MlflowClient | None = None

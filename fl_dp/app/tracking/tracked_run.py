@@ -34,10 +34,8 @@ class TrackedRun:
     ) -> None:
         """Prepare the trackers; they get nothing yet.
 
-        Args:
-            trackers: Followers of the run.
-            client_metrics: Clients' metrics that the plan releases.
-            patience: Seconds that the end waits for all trackers together.
+        `client_metrics` are those that the plan releases. The end of the run waits `patience`
+        seconds for all trackers together.
         """
         self._followers = [_Follower(tracker) for tracker in trackers]
         self._client_metrics = tuple(client_metrics)

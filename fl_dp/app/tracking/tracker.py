@@ -18,7 +18,7 @@ class RunStart:
     """A run that begins, or continues after it was stopped.
 
     Attributes:
-        name: The run's folder; for a sweep's cell, after the sweep's name and a slash.
+        name: Name of the run's folder; a sweep's cell has the sweep's name before a slash.
         identity: Random text that names this run for good, also when resumed.
         group: Name of its sweep, if any.
         rounds: Planned rounds.

@@ -25,12 +25,9 @@ class WandbTracker:
     """
 
     def __init__(self, folder: Path, *, project: str, online: bool) -> None:
-        """Set the destination.
+        """Set the destination; `project` is its name at W&B.
 
-        Args:
-            folder: The run's, in which W&B makes `wandb/`.
-            project: Name of the W&B project.
-            online: Whether each round is sent at once.
+        In the run's `folder` W&B makes `wandb/`. With `online` each round is sent at once.
         """
         self._folder, self._project, self._online = folder, project, online
         self._run: wandb.Run | None = None
