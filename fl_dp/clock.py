@@ -21,9 +21,9 @@ def sleep(seconds: float) -> None:
 
 
 def readable(source: Connection | int, seconds: float | None) -> bool:
-    """Wait until `source` is readable or its other end is closed; return False on timeout.
+    """Wait until `source` can be read or its other end is closed; return False on timeout.
 
-    The timeout is in seconds. None: no limit.
+    `source` is a connection or a file descriptor. `seconds` None: no limit.
     """
     if seconds is not None:
         seconds = max(0.0, seconds)

@@ -26,7 +26,7 @@ class OptionError(ValueError):
 class ArgumentError(OptionError, TypeError):
     """An argument's name is unknown, or its value has the wrong type.
 
-    It is an `OptionError` too: a file's reader expects one.
+    It is an `OptionError` too: the value may come from a file, whose reader expects one.
     """
 
 

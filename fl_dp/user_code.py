@@ -1,6 +1,6 @@
 """An app author's code, run for one unit or record, so that it affects no other.
 
-**Chance.** Apps draw from the process's generators: dropout from torch's, augmentation from
+**Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
 NumPy's and `random`'s. Suppose an app, or a server through it, has seeded them. Then a unit that
 fails before it draws shifts all others' coins. That moves a sum by far more than its own update.
 
@@ -9,9 +9,9 @@ fails before it draws shifts all others' coins. That moves a sum by far more tha
     ...         seed_again()
     ...         read(record)
 
-Code that seeds them inside the block fixes that unit's or record's coins alone. Other generators
-are the app's responsibility: a module's `np.random.default_rng(0)`, `random.Random(0)`, a
-`torch.Generator`, or TensorFlow's. Let each unit make its own.
+Code that seeds the process's generators in the block fixes that unit's or record's coins alone.
+Other generators are the app's responsibility: a module's `np.random.default_rng(0)`,
+`random.Random(0)`, a `torch.Generator`, or TensorFlow's. Let each unit make its own.
 
 **Failure.** A unit or record that fails contributes nothing and affects no other. This includes a
 native library's panic and `sys.exit`, which are no `Exception`.

@@ -80,7 +80,7 @@ def cautions_of_data(settings: Settings) -> list[str]:
 
 
 def _of_empty_rounds(settings: Settings) -> list[str]:
-    """A line if secret coins, with so few clients, leave many rounds empty."""
+    """A line if secret coins leave many rounds empty, with so few clients."""
     chosen, clients = settings.selection, settings.task.num_clients
     if settings.statistic.query is not None or settings.sums_records:  # which ask everybody
         return []

@@ -175,7 +175,7 @@ def _axis_values(
 def _along(
     curve: CurveSettings, axis: str | None, values: Iterable[str | None], overrides: list[str]
 ) -> Iterator[tuple[str | None, list[str], Settings]]:
-    """Yield a curve's axis values, each with its overrides and settings, without the seed."""
+    """Yield a curve's axis values with their overrides and settings, without the seed."""
     settings: Settings | None = None
     for value in values:
         at_value = overrides if axis is None or value is None else [*overrides, f"{axis}={value}"]

@@ -1,4 +1,4 @@
-"""Schema of a node's own data, by its owner: it replaces the server's.
+"""Schema of a node's own data, written by its owner: the server's is then ignored.
 
     flower-supernode ... --node-config 'dp-data-path="/srv" dp-data-schema="/srv/schema.yaml" ...'
 

@@ -57,7 +57,7 @@ def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> 
 
 
 def digest_named(key: str, file: str) -> str:
-    """SHA-256 of a key's file.
+    """SHA-256 of the file that a settings key names.
 
     Raises:
         OSError: It can't be read; the text names the key.

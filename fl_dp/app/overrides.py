@@ -220,7 +220,7 @@ def wrong_value(key: str, written: str | None) -> str:
 
 
 def _schema_of(key: str) -> DictConfig:
-    """A schema that has a key, under its first option if it has options."""
+    """A schema that has a key, under the key's first option if any."""
     from .schema import new_schema
 
     schema, setting = new_schema(), all_keys().get(key)

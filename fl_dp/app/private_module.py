@@ -120,15 +120,15 @@ def train_private(
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
-        test: Public data that measure the model before the training and after each round.
+        test: Public data to measure the model before the training and after each round.
         learning_rate: Step size of a client's SGD, at least 0.
         epochs: A client's passes over its data per round.
         batch_size: Records per step.
         fit: Trains a client in place of that SGD, without `learning_rate`, `epochs` and
             `batch_size`. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
-        ledger: File or database URL. None: a temporary file, so a second training of the same data
-            is not added to the first.
+        ledger: File or database URL. None: a file that is thrown away, so a second training of the
+            same data is not added to the first.
         progress: Whether to show a bar of rounds instead of Flower's log.
 
     Raises:

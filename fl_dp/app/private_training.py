@@ -95,7 +95,7 @@ def private_client(
 ) -> NumPyClient:
     """A client that charges, then trains by DP-SGD on what `load` returns.
 
-    Records are on the model's device. `form` is the records' public form, if there is one.
+    Records are on the model's device. `form` is their public form, if there is one.
 
     Raises:
         ValueError: A real node was started without a ledger; nothing is trained.

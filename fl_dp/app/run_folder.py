@@ -182,7 +182,7 @@ class RunFolder:
         return witness_at(Path(folder) / f"{self.path.name}.heads")
 
     def read_ledger(self) -> SpentLedger:
-        """Open the run's ledger for reading, compared with checkpoint and statement.
+        """Open the run's ledger for reading; compare it with checkpoint and statement.
 
         Raises:
             LedgerCorrupted: It was altered, or lacks what checkpoint or statement know.

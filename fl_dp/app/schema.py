@@ -54,7 +54,7 @@ def register_options() -> None:
 def settings_document(settings: Settings) -> dict[str, Any]:
     """Settings as plain values; a wing's group only if it differs from its defaults.
 
-    So a run without wings has the same document and digest, whether they are installed or not.
+    So a run that uses no wing has the same document and digest, with or without installed wings.
     """
     idle = [
         name

@@ -254,7 +254,7 @@ def rows_of(
 
 
 def _names(query: Query) -> Callable[[str, int], str]:
-    """A function that names an answer's number, by its part and index there."""
+    """A function that names an answer's number, by part and index."""
     match query:
         case Frequencies():
             return lambda _, index: str(query.categories[index])

@@ -58,7 +58,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def environment_of_children() -> dict[str, str]:
-    """Environment of processes that talk only on this machine.
+    """Environment of processes that talk to each other only on this machine.
 
     A proxy of the environment would not know this machine's addresses.
     """

@@ -56,7 +56,7 @@ def users_can_be_told_apart() -> bool:
 
 
 class OwnUserOnly:
-    """An ASGI app that passes one user's requests on to another app."""
+    """An ASGI app that passes only one user's requests on to another app."""
 
     def __init__(
         self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
@@ -85,9 +85,9 @@ class OwnUserOnly:
 
 
 def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Id of the user whose socket `client`, the other end, is; None if unknown.
+    """Id of the user whose socket `client` is; None if unknown.
 
-    Both ends are an IPv4 address and a port.
+    `client` is the other end, `server` this one: each an IPv4 address and a port.
     """
     if client is None or server is None:
         return None
