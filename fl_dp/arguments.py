@@ -1,4 +1,4 @@
-"""Checks of public arguments by their types, before anything else.
+"""Arguments of public classes and functions: each is checked by its type, before anything else.
 
 Equivalent values are converted: a NumPy number or a tensor without dimensions to that number, a
 list or an array of one dimension to a tuple, `"zero-out"` to its `NeighboringRelation`.

@@ -1,4 +1,4 @@
-"""Flower `ClientApp` of the task in the server's settings."""
+"""The Flower `ClientApp` of the task that the server's settings name."""
 
 from fl_dp.app.task_client import app
 

@@ -1,4 +1,4 @@
-"""Clock for the deadlines of rounds, secret coins and workers.
+"""The clock by which rounds, secret coins and workers keep their deadlines.
 
 All code with a timeout reads and waits here. Tests substitute their own clock: no outcome then
 depends on how busy the machine is.

@@ -1,4 +1,4 @@
-"""The one JSON form of a value: an object of its dataclass's fields.
+"""The one form of a value in JSON: an object of the fields of its dataclass.
 
     >>> encode(CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)))
     {'kind': 'cyclic', 'groups': 4, 'inside': {'kind': 'poisson', 'sampling_rate': 0.5}}

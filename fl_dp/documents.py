@@ -1,4 +1,4 @@
-"""Documents and values from untrusted writers: every error in them becomes one kind."""
+"""Documents and values from untrusted writers: all errors in them become one kind of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all; by default only their owner can read them."""
+"""Files that are written as a whole or not at all, readable by their owner alone by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a package imports on first use, as their modules load slowly.
+"""Names that a package imports on first use, because their modules load slowly.
 
 A module's import first imports its package: without this, `fl_dp.accounting.schedules` would load
 SciPy. Fast modules are imported as usual. The others stand twice:

@@ -1,4 +1,4 @@
-"""A PyTorch model's state as arrays, which travel, and back.
+"""Conversion of a PyTorch model's state to arrays, which travel, and back.
 
 >>> arrays = get_arrays(model)
 >>> set_arrays(model, list(arrays.values()))

@@ -1,4 +1,4 @@
-"""Errors of options, combinations that are always wrong, and common checks.
+"""Errors of options, combinations that are always wrong, and common checks of a value.
 
 An error names an option by its Python argument, the last word of its Hydra key:
 

@@ -1,4 +1,4 @@
-"""Meaning of an epsilon, and how each screen, page and paper writes it."""
+"""Meaning of an epsilon, and how it is written on every screen, page and paper."""
 
 from __future__ import annotations
 

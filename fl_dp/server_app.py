@@ -1,4 +1,4 @@
-"""Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say.
+"""The Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say.
 
 Flower's engine loads the apps before its workers start. So a training's imports are in `main`,
 which the engine calls beside the workers.

@@ -1,4 +1,4 @@
-"""An app author's code, run for one unit or record, so that it affects no other.
+"""An app author's code, run for one unit or record, so that it affects no other one.
 
 **Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
 NumPy's and `random`'s. Suppose an app, or a server through it, has seeded them. Then a unit that

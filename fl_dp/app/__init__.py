@@ -1,4 +1,4 @@
-"""The app: settings, server's and clients' part of a task, engines, a run's folder.
+"""The app: settings, the server's and the clients' part of a task, engines, and a run's folder.
 
 It may know everything below, Hydra, Ray and Flower, but no wing: `wings.py` finds those. Of the
 other files `settings/` knows only the trackers that it makes. `tracking/` tells trackers what was

@@ -1,4 +1,4 @@
-"""This machine's devices, and engines started on it for one run.
+"""Devices of this machine, and engines that are started on it for one run.
 
 `hosting.py` chooses an engine, `engines.py` makes it: `launch.py` starts Flower's own,
 `one_process.py` needs none. `simulation.py` runs a user's own apps.

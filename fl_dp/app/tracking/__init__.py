@@ -1,4 +1,4 @@
-"""Trackers show a run's released values outside its folder, while it runs.
+"""Trackers: they show a run's released values outside its folder, while it runs.
 
     >>> with TrackedRun([MyTracker()]) as tracked:
     ...     tracked.start(RunStart(name="forty-hospitals", promise={"promise/epsilon": 4.0}))
