@@ -43,7 +43,6 @@ class Cell:
             siblings, without the seed.
         axis_value: Position on the axis, as written; None without an axis.
         overrides: Overrides that compose `settings`.
-        settings: The composed settings.
     """
 
     curve: str

@@ -74,7 +74,6 @@ class RunFolder:
         path: The folder itself, absolute.
         config: The resolved settings, YAML.
         metrics: One JSON line per round.
-        ledger: The privacy ledger.
         record_plan: The plan of DP-SGD inside clients, JSON; only with DP-SGD.
         node_ledgers: Folder of simulated nodes' ledgers.
         statement: The privacy statement, JSON.

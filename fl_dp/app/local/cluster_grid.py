@@ -42,7 +42,6 @@ class Work:
 
     Attributes:
         client: Module with the `ClientApp`.
-        run_id: The run's id.
         settings: The run's settings, JSON; the worker loads their data.
         code: Digest of the server's fl-dp.
     """

@@ -1,8 +1,9 @@
 """A simulation's engine and each virtual node's clients, where settings say `auto`.
 
 A node that hosts many clients trains them together and answers with the sum of their clipped
-updates: one message per worker, not per client. How many follows from public constants and the
-machine alone. It is fixed before planning, so plan, statement and a resumed run share it.
+updates: one message per worker, not per client. The number of clients follows from public
+constants and the machine alone. It is fixed before planning, so plan, statement and a resumed run
+share it.
 """
 
 from __future__ import annotations
