@@ -1,5 +1,5 @@
 """The lab: attacks, audits and tuning, what researchers and auditors do with a training.
 
-A wing: it may know the commands and everything below, not the viewer, and nothing imports it. What
-the app has from it stands in `wing.py`.
+A wing: it may know the commands and everything below, not the viewer. Nothing imports it; what the
+app has from it stands in `wing.py`.
 """

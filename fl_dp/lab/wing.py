@@ -1,4 +1,4 @@
-"""Registration of the lab: commands, the keys of `tune` and `recovery`, and a charged choice."""
+"""The lab's commands, the keys of `tune` and `recovery`, and a charged choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Lab(CommandWing):
-    """Attacks, audits, and hyper-parameters that are chosen before a training."""
+    """Attacks, audits, and hyper-parameters chosen before a training."""
 
     def add_commands(self, app: typer.Typer) -> None:
         """Add `tune`, `audit` and `attack`."""
@@ -43,14 +43,14 @@ class Lab(CommandWing):
 
     @property
     def groups(self) -> Mapping[str, type]:
-        """Keys of a choice of hyper-parameters, and of a measured attack."""
+        """Keys of a choice of hyper-parameters and of a measured attack."""
         from .attacks.inversion.recovery_settings import RecoverySettings
         from .settings import TuneSettings
 
         return {"tune": TuneSettings, "recovery": RecoverySettings}
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
-        """Return the charge of a vote on hyper-parameters, if clients cast one."""
+        """Return the charge of the clients' vote on hyper-parameters, if any."""
         from fl_dp.lab.tuning.candidates import vote_of
 
         vote = vote_of(settings)
@@ -73,7 +73,7 @@ class Lab(CommandWing):
     def unit_values(
         self, name: str, index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> NDArray[Any] | None:
-        """Return a unit's score of each candidate, by the name `trials`."""
+        """Return a unit's score of each candidate; the name is `trials`."""
         from .tuning import TRIAL_VALUES
 
         if name != TRIAL_VALUES:

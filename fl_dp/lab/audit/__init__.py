@@ -1,1 +1,1 @@
-"""Audits: the least privacy loss that what was released is proof of, beside the one claimed."""
+"""Audits: the least privacy loss that releases prove, beside the claimed one."""

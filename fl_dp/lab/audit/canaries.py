@@ -1,16 +1,16 @@
 """Canary clients: put into a training to measure what its releases show of them.
 
-Each canary has a direction of its own and a fair coin. If the coin says so, its update is as long
-as allowed along its direction, in every round in which it is drawn; otherwise it is zero. An
-adversary that sees every release and knows what all others sent sees each canary under nothing but
-the noise: the worst pair of neighbours of a Gaussian on a Poisson sample. Its best test is the sum
-of the rounds' privacy losses.
+Each canary has its own direction and a fair coin. If the coin says so, its update is as long as
+allowed along its direction, in every round in which it is drawn; otherwise zero. An adversary that
+sees every release and knows what all others sent sees each canary under noise alone: the worst
+neighbours of a Gaussian on a Poisson sample. Its best test is the sum of the rounds' privacy
+losses.
 
     >>> canaries = Canaries(count=1000, size=8970, seed=0)
     >>> losses = sum(privacy_losses(canaries.along(mean) / norm, z, q) for mean in releases)
 
-Directions are rows of a cosine basis with random signs, orthonormal to the last digit and never
-stored. Those without a canary are trials with noise alone, which cost the training nothing.
+Directions are rows of a cosine basis with random signs, orthonormal to the last digit, never
+stored. Those without a canary are trials with noise alone, at no cost to the training.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FEWEST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Directions and coins of canaries, the same wherever they are made from the same numbers.
+    """Directions and coins of canaries, the same wherever made from the same numbers.
 
     Attributes:
-        count: Number of canaries, including those whose coin leaves them out.
-        size: Number of coordinates of the model.
+        count: Number of canaries, including those that their coin leaves out.
+        size: Number of the model's coordinates.
         seed: Seed of directions and coins. They protect no client, so it is no secret.
 
     Raises:
-        ValueError: If there are fewer than eight, or more than half of the coordinates.
+        ValueError: If the count is below 8 or above half of the size.
     """
 
     count: int
@@ -71,18 +71,18 @@ class Canaries:
         return self._generator(2).permutation(self.size)
 
     def direction(self, canary: int) -> NDArray[np.float64]:
-        """Return the direction of one canary, length 1, shape `(size,)`."""
+        """Return one canary's direction, length 1, shape `(size,)`."""
         return self.sum_of(np.arange(self.count) == canary)
 
     def sum_of(self, canaries: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the sum of the directions of some canaries, shape `(size,)`."""
+        """Return the sum of some canaries' directions, shape `(size,)`; the mask is `(count,)`."""
         coefficients = np.zeros(self.size)
         coefficients[self._rows[: self.count]] = canaries
         total: NDArray[np.float64] = idct(coefficients, norm="ortho") * self._signs
         return total
 
     def along(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a vector's coordinate along every direction, those of the canaries first."""
+        """Return a vector's coordinates along all directions, the canaries' first."""
         coefficients: NDArray[np.float64] = dct(vector * self._signs, norm="ortho")
         return coefficients[self._rows]
 
@@ -95,21 +95,20 @@ def privacy_losses(
     noise_multiplier: float | NDArray[np.float64],
     sampling_rate: float,
 ) -> NDArray[np.float64]:
-    """Return the privacy loss of one round for each direction; those of several rounds add up.
+    """Return one round's privacy loss for each direction; several rounds' losses add up.
 
     `log(1 - q + q e^((2x - 1) / (2 z^2)))`, with z for `noise_multiplier` (one number, or one per
-    direction), q for `sampling_rate` and x for `along`: the noisy sum without what others sent, in
+    direction), q for `sampling_rate` and x for `along`: the noisy sum without the others, in
     clipping norms.
     """
     return loss_of_mixture(along, noise_multiplier, sampling_rate)
 
 
 def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
-    """Return Andrew et al.'s estimate of mu: no bound, and no confidence goes with it.
+    """Return Andrew et al.'s estimate of mu: no bound, and without a confidence.
 
-    A random direction of `size` coordinates has a cosine of mean zero and variance `1 / size` with
-    any independent vector. The cosine of a contributing canary with the release is larger by mu
-    deviations.
+    With an independent vector, a random direction of `size` coordinates has a cosine of mean zero
+    and variance `1 / size`. A contributing canary's with the release is larger by mu deviations.
 
     Reference:
         Andrew et al. 2023, "One-shot Empirical Privacy Estimation for Federated Learning", arXiv

@@ -1,9 +1,8 @@
 """Findings on cohorts: whether participation follows independent coins.
 
-The auditor sees every cohort; the adversary does not. Each count of inclusions has an exact law: of
-one unit, of two units in one cohort, and of one unit in two rounds some rounds apart. Sizes are
-compared with the binomial law by the inequality of Dvoretzky, Kiefer and Wolfowitz, which holds for
-any number of rounds.
+The auditor sees every cohort; the adversary does not. Inclusions have exact laws: of one unit, of
+two units in one cohort, of one unit in two rounds some rounds apart. Sizes are compared with the
+binomial law by the inequality of Dvoretzky, Kiefer and Wolfowitz, for any number of rounds.
 
 Reference: Massart 1990, "The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality".
 """
@@ -24,7 +23,7 @@ _FARTHEST = 64  # rounds between two participations that are compared
 
 
 def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) -> Finding:
-    """Compare who took part with a secret coin for each unit in each round.
+    """Compare who took part with a secret coin per unit and round.
 
     Args:
         asked: Who took part, shape `(rounds, units)`.
@@ -57,7 +56,7 @@ def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) 
 
 
 def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> float:
-    """Return the two-sided p-value of the count farthest out of its binomial law."""
+    """Return the two-sided p-value of the count farthest from its binomial law."""
     values = np.atleast_1d(np.asarray(counts))
     if not values.size or not trials:
         return 1.0
@@ -66,7 +65,7 @@ def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> fl
 
 
 def _again(drawn: NDArray[np.float64], rate: float) -> float:
-    """Return the p-value of units that take part in two rounds some rounds apart."""
+    """Return the p-value of units that take part again some rounds later."""
     rounds, units = drawn.shape
     farthest = min(rounds // 2, math.ceil(2.0 / rate), _FARTHEST)
     least = 1.0
@@ -79,7 +78,7 @@ def _again(drawn: NDArray[np.float64], rate: float) -> float:
 
 
 def _sizes(sizes: NDArray[np.float64], units: int, rate: float) -> float:
-    """Return a bound on how likely sizes are so far from the binomial law."""
+    """Return a bound on the probability of sizes so far from the binomial law."""
     size = np.arange(units + 1)
     empirical = np.searchsorted(np.sort(sizes), size, side="right") / len(sizes)
     apart = float(np.abs(empirical - binom.cdf(size, units, rate)).max())

@@ -1,15 +1,14 @@
 """Canary clients under correlated noise: tests of their participations.
 
 The noise of all releases is C^-1 z. An auditor that multiplies the releases by C has independent
-noise again. A participation then appears in as many releases as there are bands, each time with its
-coefficient. Its best test is the matched filter, which weights those releases by their
-coefficients:
+noise again. A participation then appears in one release per band, each time with its coefficient.
+Its best test is the matched filter, which weights those releases by their coefficients:
 
     v = C y,   m_t = sum_j c_j v_(t+j) / |c|^2 = (1 if it took part at t) + noise of multiplier z
 
-Where the blocks of one client don't overlap, that is one Gaussian per participation, as charged.
-Where they overlap, the releases show more than was charged, and the filter of all participations of
-a client together reveals it.
+Where a client's blocks don't overlap, that is one Gaussian per participation, as charged. Where
+they overlap, the releases show more than was charged, and the filter of all participations of a
+client together reveals it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class PublicTurns:
 
     Attributes:
         asked: Which canaries were asked in each round, shape `(rounds, count)`.
-        groups: Group of each canary, shape `(count,)`. It takes part by secret coins in its group's
-            turns.
+        groups: Group of each canary, shape `(count,)`; secret coins decide in its group's turns.
         num_groups: Number of groups that take turns.
     """
 
@@ -58,13 +56,13 @@ def matched_filters(
 
     Args:
         rounds: Every release, in order, with the multiplier of one participation.
-        indices: Index of each round, as in the ledger.
+        indices: Index of each round in the ledger.
         turns: Who may have taken part.
         coefficients: First column of C in units of 2^-12; one entry for independent noise.
 
     Returns:
-        Rounds for `finding_of_run`. With `turns.asked` there is one, for a sampling rate of 1. With
-        groups there is one per release, for the rate inside a group.
+        Rounds for `finding_of_run`. With `turns.asked`: one, for a sampling rate of 1. With groups:
+        one per release, for the rate inside a group.
 
     Raises:
         ValueError: If a round is missing in the middle: its noise is unknown.

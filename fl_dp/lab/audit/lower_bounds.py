@@ -7,11 +7,11 @@
     6.672...
 
 A positive is a trial with the secret. The adversary's threshold must not be chosen on the trials
-that are counted here, or `alpha` means nothing: the probability that a bound fails.
+counted here, or `alpha`, the probability that a bound fails, means nothing.
 
-Clopper-Pearson intervals hold for any mechanism. The route over Gaussian DP is far stronger: its
-epsilon is a bound only where the mechanism's own trade-off curve is Gaussian, as for one or many
-composed Gaussian releases.
+Clopper-Pearson intervals hold for any mechanism. The route over Gaussian DP is far stronger, but
+a bound only where the mechanism's own trade-off curve is Gaussian, as for one or many composed
+Gaussian releases.
 
 Reference:
     Jagielski, Ullman and Oprea 2020, arXiv 2006.07709 (Clopper-Pearson); Nasr et al. 2023, arXiv
@@ -35,13 +35,13 @@ class Confusion:
     """Counts of trials: whether the secret was included, and whether the adversary said so.
 
     Attributes:
-        true_positives: Trials with the secret in which the adversary said so.
+        true_positives: Trials with the secret where the adversary said so.
         positives: Trials with the secret.
-        false_positives: Trials without the secret in which the adversary said the same.
+        false_positives: Trials without the secret where the adversary said the same.
         negatives: Trials without the secret.
 
     Raises:
-        ValueError: If a count is larger than its trials, or there are no trials.
+        ValueError: If a count is negative or above its trials, or there are no trials.
     """
 
     true_positives: int
@@ -65,7 +65,7 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
     """Return the exact two-sided interval of a rate; each end fails with at most alpha / 2.
 
     Raises:
-        ValueError: If there are more successes than trials, no trials, or alpha is not in (0, 1).
+        ValueError: If successes are not in [0, trials], trials below 1, or alpha not in (0, 1).
     """
     _require_counts(successes, trials)
     require_probability(alpha=alpha)
@@ -77,16 +77,16 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
 def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> float:
     """Return the least epsilon that explains the counts; never below 0.
 
-    It is the larger of two bounds, from `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR +
-    delta`. Both follow from the same two intervals, so that no confidence is lost.
+    The larger of two bounds, from `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR +
+    delta`. Both use the same two intervals: no confidence is lost.
 
     Args:
-        counts: Counts at a threshold that was chosen on other trials.
-        alpha: Probability that the bound is too large.
-        delta: Delta in [0, 1).
+        counts: Counts at a threshold chosen on other trials.
+        alpha: Probability that the bound is too large, in (0, 1).
+        delta: In [0, 1).
 
     Raises:
-        ValueError: If alpha is not in (0, 1) or delta not in [0, 1).
+        ValueError: If alpha or delta is out of its range.
     """
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
@@ -99,7 +99,7 @@ def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> flo
 def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
     """Return the least mu of Gaussian DP that explains the counts: `Phi^-1(TPR) - Phi^-1(FPR)`.
 
-    It is a bound for mechanisms with a Gaussian trade-off curve. 0 if nothing was shown.
+    A bound for mechanisms with a Gaussian trade-off curve; 0 if nothing was shown.
 
     Raises:
         ValueError: If alpha is not in (0, 1).
@@ -111,7 +111,7 @@ def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
 
 
 def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
-    """Return epsilon at `delta` of a mu-GDP mechanism, 0 for a mu of 0, infinity without noise."""
+    """Return the epsilon at `delta` of a mu-GDP mechanism: 0 for mu 0, infinity without noise."""
     if math.isinf(mu):
         return math.inf
     return gaussian_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
@@ -120,7 +120,7 @@ def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
 def most_that_clopper_pearson_shows(
     positives: int, negatives: int, *, alpha: float, delta: float
 ) -> float:
-    """Return the bound of an adversary that is always right: an audit shows no larger epsilon."""
+    """Return an always right adversary's bound: an audit shows no larger epsilon."""
     perfect = Confusion(
         true_positives=positives, positives=positives, false_positives=0, negatives=negatives
     )
@@ -128,11 +128,11 @@ def most_that_clopper_pearson_shows(
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
-    """Return the largest value up to `most` that is refuted, from below; 0 if not even 0 is.
+    """Return the largest refuted value up to `most`, from below; 0 if not even 0 is refuted.
 
     Args:
         refutes: Holds for all values below some value, and for none above.
-        most: Largest value that is tried.
+        most: Largest value to try.
         within: How far below the true value the result may lie.
     """
     if not refutes(0.0):

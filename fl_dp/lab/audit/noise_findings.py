@@ -1,14 +1,13 @@
 """Findings on noise alone: what many releases show where they hide nothing.
 
-Each coordinate may look right while two of them share one draw. So all releases are compared, as
-rows that should be independent Gaussians of one size. Two independent rows of d draws have a
-squared cosine with the law Beta(1/2, (d - 1)/2), whatever their sizes; cosines of different pairs
-are pairwise independent. So:
+Each coordinate may look right while two share one draw. So all releases are compared, as rows that
+should be independent Gaussians of one size. The squared cosine of two independent rows of d draws
+has the law Beta(1/2, (d - 1)/2), whatever their sizes; cosines of different pairs are pairwise
+independent. So:
 
-- The greatest cosine of all pairs shows a draw that another release uses again.
-- The mean squared cosine, 1/d for independent coordinates, shows draws that are used again within a
-  release.
-- The energy of some rows over that of all, which has a Beta law, shows noise of varying size.
+- The greatest cosine of all pairs shows a draw reused in another release.
+- The mean squared cosine, 1/d for independent coordinates, shows draws reused within a release.
+- The energy of some rows over that of all, with a Beta law, shows noise of varying size.
 
     >>> findings_on_noise(rows, alpha=1e-6, cohorts=sizes)
 
@@ -40,11 +39,11 @@ _NOTHING = "nothing with so few releases"
 def findings_on_noise(
     rows: NDArray[np.float64], *, alpha: float, cohorts: NDArray[np.int64] | None = None
 ) -> tuple[Finding, ...]:
-    """Return what a run's noise shows: its size, whether it is reused, and whether its size varies.
+    """Return what a run's noise shows: its size, whether it is reused, whether its size varies.
 
     Args:
-        rows: Draws where nothing is hidden, one row per release, in units of the charged deviation.
-        alpha: Probability that noise that is as charged is accused, over all findings.
+        rows: Draws where nothing is hidden, one row per release, in charged standard deviations.
+        alpha: Probability that noise as charged is accused, over all findings.
         cohorts: Number of participants of each release, if known.
     """
     level = alpha / 4.0
@@ -65,16 +64,16 @@ def findings_on_noise(
 
 
 def deviation_of(draws: NDArray[np.float64], *, alpha: float) -> tuple[float, float]:
-    """Return an interval of the deviation of Gaussian draws; each end fails with alpha / 2."""
+    """Return an interval of Gaussian draws' deviation; each end fails with alpha / 2."""
     squares = float(np.square(draws).sum())
     low, high = chi2.isf(alpha / 2.0, draws.size), chi2.ppf(alpha / 2.0, draws.size)
     return math.sqrt(squares / low), math.sqrt(squares / high)
 
 
 def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
-    """Compare each release's noise with the next one's, and with that of every other release.
+    """Compare each release's noise with the next one's, and with every other release's.
 
-    `alpha` and `rows`, here of any size, are those of `findings_on_noise`.
+    For `alpha` and `rows`, here of any size, see `findings_on_noise`.
     """
     if min(rows.shape) < _FEWEST:
         return _says_nothing(NEW_NOISE, rows, alpha)
@@ -107,7 +106,7 @@ def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
 def coordinates_are_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     """Look for draws that several coordinates of one release share, or mix, in any basis.
 
-    `alpha` and `rows`, here of any size, are those of `findings_on_noise`.
+    For `alpha` and `rows`, here of any size, see `findings_on_noise`.
     """
     if min(rows.shape) < _FEWEST:
         return _says_nothing(NEW_COORDINATES, rows, alpha)
@@ -138,9 +137,9 @@ def noise_has_one_size(
     cohorts: NDArray[np.int64] | None = None,
     name: str = ONE_SIZE,
 ) -> Finding:
-    """Compare the energy of each release, and of large cohorts' releases, with that of the others.
+    """Compare the energy of each release, and of large cohorts' releases, with the others'.
 
-    The finding has that `name`; for the other arguments see `findings_on_noise`.
+    `name` is the finding's; for the other arguments see `findings_on_noise`.
     """
     releases, draws = rows.shape
     energies = np.square(rows).sum(axis=1)
@@ -171,12 +170,12 @@ def noise_has_one_size(
 def size_pvalue(
     energies: NDArray[np.float64], draws: int, part: NDArray[np.bool_] | Sequence[bool]
 ) -> float:
-    """Return the two-sided p-value of a part's energy, if all rows have draws of one size.
+    """Return the two-sided p-value of a part's energy, if all draws have one size.
 
     Args:
         energies: Sum of squares of each row.
         draws: Number of squares in each sum.
-        part: Which rows are compared with the others.
+        part: Rows to compare with the others.
     """
     rows = np.asarray(part)
     inside, total = float(energies[rows].sum()), float(energies.sum())
@@ -216,8 +215,8 @@ def _pairs(directions: NDArray[np.float64]) -> _Pairs:
 def _greatest_share(releases: int, draws: int, alpha: float) -> float:
     """Return what `draws` times the mean squared cosine exceeds with probability `alpha`.
 
-    It is the quantile of the gamma law with the same first three moments. That law is exact for
-    many releases and for many draws: a chi-square with one degree of freedom per pair.
+    A quantile of the gamma law with the same first three moments. This is exact for many releases
+    and for many draws: a chi-square with one degree of freedom per pair.
     """
     d, n = float(draws), float(releases)
     pairs = n * (n - 1.0) / 2.0

@@ -1,10 +1,10 @@
 """Audit of one run with many canaries: guesses about their coins bound its privacy.
 
 A fair coin puts each canary in or leaves it out. After the training an adversary guesses the coins
-that it is surest of.
+it is surest of.
 
 Against (epsilon, delta) (Steinke et al.): whatever the adversary knows of the other coins, it is
-right with a probability of at most `e^epsilon / (1 + e^epsilon)`, apart from delta.
+right with probability at most `e^epsilon / (1 + e^epsilon)`, apart from delta.
 
     >>> epsilon_of_guesses(canaries=1000, guesses=100, right=95, alpha=0.05, delta=1e-5)
     2.165...
@@ -13,11 +13,11 @@ Against a trade-off curve (Mahloujifar et al.), the same guesses show more, at a
 
     >>> refutes(trade_off(history), canaries=1000, guesses=100, right=99, alpha=1e-6)
 
-Let `p_j` be the probability of j right guesses, for m canaries and c guesses. If the coin of a
-rightly guessed canary is turned, the guess is wrong; the curve bounds the ratio of both. So with
+Let `p_j` be the probability of j right guesses, for m canaries and c guesses. Turn the coin of a
+rightly guessed canary, and the guess is wrong; the curve bounds the ratio of both. So with
 `r_i = sum_{j >= i} (j / m) p_j` and `h_i = sum_{j >= i} ((c - j) / m) p_j`, `r_{i+1} <=
 curve(h_i)`, and `r_0 + h_0 = c / m`. From the observed tail, the least `r_0 + h_0` is followed
-downwards: if it is above `c / m`, the tail was less likely than alpha.
+downwards: above `c / m`, the tail was less likely than alpha.
 
 References:
     Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv
@@ -50,11 +50,11 @@ _POINTS = 5000  # of a curve, on either side
 def p_value_of_guesses(
     epsilon: float, delta: float, *, canaries: int, guesses: int, right: int
 ) -> float:
-    """Return an upper bound on the probability of `right` guesses under (epsilon, delta).
+    """Bound the probability of `right` or more right guesses under (epsilon, delta), from above.
 
     Args:
-        epsilon: Epsilon, at least 0.
-        delta: Delta in [0, 1).
+        epsilon: At least 0.
+        delta: In [0, 1).
         canaries: Number of flipped coins.
         guesses: Number of guessed coins.
         right: Number of right guesses.
@@ -80,10 +80,9 @@ def p_value_of_guesses(
 def epsilon_of_guesses(
     *, canaries: int, guesses: int, right: int, alpha: float, delta: float
 ) -> float:
-    """Return the largest epsilon that the number of right guesses refutes, or 0.
+    """Return the largest epsilon that the right guesses refute, or 0.
 
-    The bound is too large with a probability of at most `alpha`. For the counts see
-    `p_value_of_guesses`.
+    It is too large with probability at most `alpha`. For the counts see `p_value_of_guesses`.
 
     Raises:
         ValueError: As `p_value_of_guesses`, or if alpha is not in (0, 1).
@@ -98,13 +97,13 @@ def epsilon_of_guesses(
 
 
 def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: float) -> bool:
-    """Return whether so many right guesses have a probability of at most alpha under a curve.
+    """Return whether so many right guesses have probability at most alpha under a curve.
 
     Which coins are guessed may depend on everything but the coins.
 
     Args:
-        curve: The claimed trade-off curve; the larger of it and its mirror image counts, as guesses
-            are of both kinds.
+        curve: The claimed trade-off curve; as guesses are of both kinds, the larger of it and its
+            mirror image counts.
         canaries: Number of flipped coins.
         guesses: Number of guessed coins.
         right: Number of right guesses.
@@ -117,9 +116,9 @@ def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: 
 
 
 def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> float:
-    """Return the largest mu of Gaussian DP that the number of right guesses refutes, or 0.
+    """Return the largest mu of Gaussian DP that the right guesses refute, or 0.
 
-    It is a bound for mechanisms with a Gaussian trade-off curve.
+    A bound for mechanisms with a Gaussian trade-off curve.
 
     Raises:
         ValueError: As `refutes`.
@@ -134,22 +133,22 @@ def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """Guesses about the coins that the adversary is surest of, and how many of them are right."""
+    """Guesses about the coins that the adversary is surest of, and how many are right."""
 
     count: int
     right: int
 
 
 def guess(scores: NDArray[np.float64], included: NDArray[np.bool_], *, count: int) -> Guesses:
-    """Guess that the canaries with the highest scores are in, and those with the lowest out.
+    """Guess that the canaries with the highest scores are in, those with the lowest out.
 
     Args:
-        scores: One score per canary, larger where it seems to be in.
+        scores: One per canary, larger where it seems in.
         included: The coins.
-        count: Number of guesses, half of them at either end.
+        count: Number of guesses, half at either end.
 
     Raises:
-        ValueError: If there are fewer canaries than guesses.
+        ValueError: If there are fewer than two guesses, or more than canaries.
     """
     if not 2 <= count <= len(scores):
         raise ValueError(f"can guess between 2 and {len(scores)} coins, got {count}")
@@ -170,16 +169,16 @@ def finding_of_one_run(
 ) -> Finding:
     """Return what one training proves, by the best of several numbers of guesses.
 
-    Each number has its share of alpha, so that choosing the best is paid for.
+    Each number has its share of alpha: that pays for choosing the best.
 
     Args:
-        scores: One score per canary, larger where it seems to be in.
+        scores: One per canary, larger where it seems in.
         included: The coins, fair and independent.
         claim: Claimed epsilon of one canary.
         delta: Delta of the claim.
         alpha: Probability that a training that keeps its claim is accused.
-        curve: Trade-off curve of the charges. Guesses are compared with it, too, and a Gaussian
-            bound is left out if it contradicts a curve that holds.
+        curve: Trade-off curve of the charges. Guesses are compared with it, too; a Gaussian bound
+            that contradicts a curve that holds is left out.
         shares: Shares of the canaries to guess.
 
     Raises:
@@ -259,8 +258,8 @@ def _refutes(
 def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return points of the least concave curve above a curve and its mirror image.
 
-    The mirror image is that of an adversary who says "without" instead. Only a concave curve holds
-    for means over canaries.
+    The mirror image is of an adversary who says "without" instead. Only a concave curve holds for
+    means over canaries.
     """
     alarms, hits = _above(curve)
     x = np.concatenate([alarms, 1.0 - hits])
@@ -270,7 +269,7 @@ def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 
 def _above(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return points between which straight lines lie closely above a concave curve."""
+    """Return points whose connecting lines lie closely above a concave curve."""
     small = np.logspace(-15.0, np.log10(0.5), _POINTS)
     alarms = np.concatenate([[0.0], small, 1.0 - small[-2::-1], [1.0]])
     hits = np.maximum.accumulate(np.asarray(curve(alarms), dtype=np.float64))
@@ -281,7 +280,7 @@ def _above(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _concave_above(
     x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the corners of the least concave curve above points in ascending order of x."""
+    """Return the corners of the least concave curve above points, ascending in x."""
     corners: list[int] = []
     for point in range(len(x)):
         while len(corners) > 1:

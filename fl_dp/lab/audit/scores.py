@@ -1,13 +1,13 @@
-"""Lower bounds from scores: one number per trial, larger where the secret seems to be included.
+"""Lower bounds from scores: one number per trial, larger where the secret seems included.
 
     >>> bounds = bounds_of_scores(without, with_secret, alpha=0.05, delta=1e-5)
     >>> bounds.epsilon, bounds.gaussian_epsilon
 
 Any adversary's scores will do: projections of released models, likelihood ratios, losses. No
-threshold may be chosen on the scores that are counted at it. So either the first half of the scores
-gives the threshold and the second half the bounds; their order must carry no information. Or draws
-from the claimed law give the threshold, and every score counts. This is stronger where the claim
-holds, and may be blind where it does not. Given draws, both ways are used, each at half of alpha.
+threshold may be chosen on scores that are counted at it. So either the first half gives the
+threshold and the second half the bounds; the order must carry no information. Or draws from the
+claimed law give the threshold, and every score counts: stronger where the claim holds, maybe blind
+where it does not. Given draws, both ways are used, each at half of alpha.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Scores: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # without,
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreBounds:
-    """Lower bounds that scores prove; each fails with at most half of `alpha`.
+    """Lower bounds that scores prove; each fails with at most half of `bounds_of_scores`' alpha.
 
     Attributes:
         epsilon: Bound by Clopper-Pearson intervals, for any mechanism.
@@ -68,7 +68,7 @@ class ScoreBounds:
         return any(hit > float(curve(alarm)) for hit, alarm in rates)
 
     def beside(self, claim: float, curve: TradeOff | None) -> dict[str, float]:
-        """Return the bounds by name, without a Gaussian one that contradicts a curve that holds."""
+        """Return the bounds by name; no Gaussian one above the claim if the curve holds."""
         bounds = {"gaussian": self.gaussian_epsilon, "clopper_pearson": self.epsilon}
         if curve is not None and self.gaussian_epsilon > claim and not self.violates(curve):
             del bounds["gaussian"]
@@ -88,12 +88,12 @@ def bounds_of_scores(
     Args:
         without: Scores without the secret.
         with_secret: Scores with the secret.
-        alpha: Probability that any of the bounds is too large.
+        alpha: Probability that any bound is too large.
         delta: Delta of the guarantee.
-        expected: Draws from the claimed law, in the same order; thresholds are chosen on them, too.
+        expected: Draws from the claimed law, without and with; thresholds are chosen on them, too.
 
     Raises:
-        ValueError: If there are fewer than four scores of either kind, or one is not finite.
+        ValueError: If either kind has fewer than four scores, or one is not finite.
     """
     require_probability(alpha=alpha)
     for name, scores in (("without", without), ("with", with_secret)):
@@ -115,7 +115,7 @@ def bounds_of_scores(
 
 
 def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: float) -> ScoreBounds:
-    """Return the bounds at thresholds that were chosen on other scores."""
+    """Return the bounds at thresholds chosen on other scores."""
     without, with_secret = counted_on
     level = alpha / 2.0
     thresholds = _thresholds(*chosen_on, negatives=len(without), positives=len(with_secret))
@@ -149,7 +149,7 @@ def _thresholds(
     negatives: int,
     positives: int,
 ) -> list[tuple[float, Confusion]]:
-    """Return thresholds, each with the counts that are expected of the other trials."""
+    """Return thresholds, each with the counts expected of the other trials."""
     thresholds = []
     for threshold in np.unique(np.quantile(with_secret, np.linspace(0.0, 1.0, _CANDIDATES))):
         hit, alarm = (with_secret >= threshold).mean(), (without >= threshold).mean()
@@ -172,13 +172,13 @@ def mu_of_shift(
 ) -> float:
     """Return a lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
 
-    It is the distance of the means, less its error, over the deviation of the noise. So it uses
-    every digit of the scores, not only their side of a threshold. Infinity without any noise.
+    It is the distance of the means over the noise's deviation, less its error. So it uses every
+    digit of the scores, not only their side of a threshold. Infinity without noise.
 
     Args:
         without: Scores without the secret.
         with_secret: Scores with the secret.
-        idle: Independent draws of the same noise, of mean zero, where nothing is hidden.
+        idle: Independent draws of the same noise, mean zero, where nothing is hidden.
         alpha: Probability that the bound is too large.
 
     Raises:
@@ -207,7 +207,7 @@ def _confusion(
 
 
 def read_scores(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores without and with the secret: the arrays `out` and `there` of a `.npz`.
+    """Return the scores without and with the secret: arrays `out` and `there` of a `.npz`.
 
     Raises:
         OSError: If the file can't be read.
@@ -230,12 +230,12 @@ def report_of_scores(
     subject: str,
     seed: int = 0,
 ) -> AuditReport:
-    """Return what scores prove, beside what their model claims.
+    """Return what scores prove, beside their model's claim.
 
     Args:
         without: Scores of units that the training did not see, larger where the attack believes
-            that it did. Trials have to be independent: exactly, of many independently trained
-            models; of one model, only approximately.
+            that it did. Trials must be independent: exactly so are many independently trained
+            models; one model's are so only approximately.
         with_secret: Scores of units that the training saw.
         claim: Claimed epsilon of one unit.
         delta: Delta of the claim.

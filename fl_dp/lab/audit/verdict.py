@@ -20,9 +20,9 @@ class Finding:
     Attributes:
         name: Name of the test.
         alpha: Probability that a claim that holds is accused.
-        claim: Claimed epsilon; None where the test has no epsilon of its own.
+        claim: Claimed epsilon; None where the test has none of its own.
         delta: Delta of claim and bounds.
-        bounds: Lower bounds on the epsilon by method, together wrong with at most `alpha`.
+        bounds: Lower bounds on epsilon by method, together wrong with at most `alpha`.
         caught: Whether something else contradicts the claim.
         observed: One line on what was observed.
         power: One line on which violation would have been noticed.
@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def bound(self) -> float | None:
-        """The largest of the bounds, None if there is none."""
+        """The largest bound, None without any."""
         return max(self.bounds.values(), default=None)
 
     @property
@@ -51,7 +51,7 @@ class Finding:
 
     @property
     def share(self) -> float | None:
-        """The bound over the claim: how much of the claimed privacy loss was shown."""
+        """The bound over the claim, the shown part of the claimed loss; None if undefined."""
         if self.claim is None or self.bound is None or math.isinf(self.bound):
             return None
         if not 0.0 < self.claim < math.inf:
@@ -85,7 +85,7 @@ class AuditReport:
 
     Attributes:
         subject: Name of what was audited.
-        findings: Findings in the order of the tests.
+        findings: In the order of the tests.
         notes: Further lines for the reader.
         estimates: Numbers that are no bounds, by name.
     """
@@ -117,7 +117,7 @@ class AuditReport:
 
 
 def audit_table(report: AuditReport) -> Table:
-    """Return one row for each test."""
+    """Return one row per test."""
     numbers = ("claim", "lower bound", "of it", "confidence")
     rows = []
     for finding in report.findings:
@@ -155,7 +155,7 @@ def audit_lines(report: AuditReport) -> list[str]:
 
 
 def confidence(alpha: float) -> str:
-    """Return `1 - alpha` with as many digits as it needs."""
+    """Return `1 - alpha` with the digits it needs."""
     digits = max(2, math.ceil(-math.log10(alpha) - 1e-9))
     return f"{1.0 - alpha:.{digits}f}"
 

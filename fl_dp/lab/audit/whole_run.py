@@ -1,4 +1,4 @@
-"""Verdict on a whole run from what its releases show of canary clients."""
+"""Verdict on a whole run by what its releases show of canary clients."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class ObservedRound:
     With correlated noise: what all releases together show of participations (`correlated_run`).
 
     Attributes:
-        along: The noisy sum without the others, in clipping norms, along every direction.
-        noise_multiplier: Multiplier of the noise on the sum of updates; one number, or one per
-            direction.
+        along: The noisy sum without the others along every direction, in clipping norms.
+        noise_multiplier: Multiplier of the noise on the sum: one number, or one per direction.
         eligible: Directions whose canary may publicly have taken part; None: all.
     """
 
@@ -55,22 +54,23 @@ def finding_of_run(
     alpha: float,
     curve: TradeOff | None = None,
 ) -> Finding:
-    """Return what a run's releases prove, beside what its ledger claims.
+    """Return what a run's releases prove, beside its ledger's claim.
 
-    With a claimed trade-off curve, rates of true and false positives are compared with the curve
-    itself. A Gaussian bound that contradicts it is left out.
+    With a curve, rates of true and false positives are compared with it, and a Gaussian bound that
+    contradicts a curve that holds is left out.
 
     Args:
-        canaries: Canaries of the run.
+        canaries: The run's canaries.
         rounds: Every release.
         sampling_rate: Probability that a client is drawn; 1 if participation is known.
         claim: Epsilon that the ledger claims for these rounds.
         delta: Delta of the claim.
         alpha: Probability that the bound is too large.
-        curve: Trade-off curve of what the ledger was charged.
+        curve: Trade-off curve of the ledger's charges.
 
     Raises:
-        ValueError: If no round was released, all coins fell on one side, or no canary was asked.
+        ValueError: If no round was released, no canary was asked, or fewer than four directions
+            are with, or without, a canary.
     """
     if not rounds:
         raise ValueError("no round was released: there is nothing to audit")
@@ -130,7 +130,7 @@ def finding_of_run(
 def _expected(
     rounds: list[ObservedRound], sampling_rate: float, asked: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return privacy losses of simulated runs without and with a canary that keep their claim."""
+    """Return privacy losses of simulated runs that keep their claim, without and with a canary."""
     # These runs only choose a threshold, so any seed will do.
     rng = np.random.default_rng(0)
     # If directions were asked in different rounds, each simulated run is that of one of them.
@@ -156,12 +156,9 @@ def _expected(
 
 
 def one_shot_epsilon(canaries: Canaries, moved: NDArray[np.float64], *, delta: float) -> float:
-    """Return the estimate of Andrew et al. from the last model alone: no bound.
+    """Return Andrew et al.'s estimate at `delta` from the last model alone: no bound.
 
-    Args:
-        canaries: Canaries of the run.
-        moved: The last model less the first, flat.
-        delta: Delta of the estimate.
+    `moved` is the last model less the first, flat.
     """
     length = float(np.linalg.norm(moved))
     cosines = np.zeros(1)
@@ -171,7 +168,7 @@ def one_shot_epsilon(canaries: Canaries, moved: NDArray[np.float64], *, delta: f
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Return the mu of Gaussian DP that has this epsilon at this delta."""
+    """Return the mu of Gaussian DP with this epsilon at this delta."""
     if epsilon <= 0.0:
         return 0.0
     if math.isinf(epsilon):

@@ -1,8 +1,8 @@
 """Candidates of a choice of hyper-parameters: a run's settings with a few keys changed.
 
 A candidate changes how clients train and how their updates are bounded and used, never the charge
-of a round. So all candidates have the same noise, and the charge of choice and training is that of
-releases that were declared beforehand.
+of a round. So all have the same noise, and choice and training are charged as releases declared
+beforehand.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ TUNABLE = (
 
 
 def candidates_of(settings: Settings) -> tuple[Settings, ...]:
-    """Return a run's settings with each of its candidates, in order.
+    """Return a run's settings with each candidate, in order.
 
     Raises:
-        ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value, or parts
-            of the model do not travel.
+        ConfigError: If a key can't be tuned, a value is wrong, or parts of the model do not travel.
     """
     candidates = tune_of(settings).candidates or ()
     if candidates and (settings.model.shared or settings.model.lora_rank):
@@ -41,7 +40,7 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
 
 
 def as_chosen(settings: Settings, candidate: str) -> Settings:
-    """Return the settings of a run after a candidate was chosen.
+    """Return a run's settings after the choice.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -53,9 +52,7 @@ def as_chosen(settings: Settings, candidate: str) -> Settings:
 def with_candidate(settings: Settings, candidate: str) -> Settings:
     """Return settings with one candidate's overrides.
 
-    Args:
-        settings: Settings of the run.
-        candidate: Overrides, for example `client.learning_rate=0.5 clipping.norm=1`.
+    A candidate is its overrides, for example `client.learning_rate=0.5 clipping.norm=1`.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -71,7 +68,7 @@ def require_tunable(key: str) -> None:
     """Check that a candidate may change a key.
 
     Raises:
-        ConfigError: If it may not, with the keys that may be changed.
+        ConfigError: If not, with the keys that may be changed.
     """
     if key not in TUNABLE:
         raise ConfigError(
@@ -81,13 +78,13 @@ def require_tunable(key: str) -> None:
 
 
 def vote_of(settings: Settings) -> NoiseChoice | None:
-    """Return the vote that a run's clients cast, None without a vote.
+    """Return the clients' vote, None without one.
 
     Privacy: the draw costs `tune.share * privacy.epsilon` of bounded range, for any number of
     candidates; see `Vote`.
 
     Raises:
-        IncompatibleOptions: If the settings allow no choice, with what to write instead.
+        IncompatibleOptions: As `require_choosable`.
     """
     tune = tune_of(settings)
     if tune.candidates is None:

@@ -40,15 +40,15 @@ def _left_over(folder: RunFolder) -> str:
 
 
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
-    """Return the settings that a run is trained with, after a choice if they ask for one.
+    """Return the settings to train with, after a choice if they ask for one.
 
-    The run's `config.yaml` receives the choice; `run_id` names the opening in the ledger.
+    The choice goes to the run's `config.yaml`; `run_id` names the opening in the ledger.
 
     Privacy: for a vote, see `vote_of`; it is charged to the run's ledger before any client is
     asked. A charged choice without an outcome in the ledger is not made again.
 
     Raises:
-        ValueError: If the choice was charged before and lost, or settings can't be carried out.
+        ValueError: If the choice was charged and lost, or the settings can't be carried out.
     """
     tune = tune_of(settings)
     if not tune.pending:
@@ -66,7 +66,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
 
 
 def _recorded_choice(folder: RunFolder) -> str | None:
-    """Return what an interrupted run had chosen; None if it was interrupted before."""
+    """Return an interrupted run's choice, None if it had made none."""
     if not folder.ledger.exists():
         return None
     with folder.read_ledger() as ledger:
@@ -152,5 +152,5 @@ def _write_down(
 
 
 def plan_with(plan: Plan, chosen: Settings) -> Plan:
-    """Return a plan with the chosen settings' releases, at the same charge."""
+    """Return a plan of the chosen settings' releases, at the same charge."""
     return plan.with_clipping(make_clipping(chosen))

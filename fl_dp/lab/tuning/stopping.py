@@ -1,12 +1,11 @@
 """Random stopping: the best of a secret random number of trainings, under one charge.
 
-Each training draws a candidate uniformly at random, and the best model on the server's public rows
-is kept. All trainings, and the choice, are one event in one ledger. The losers and their number
-stay with the server (Papernot and Steinke 2022).
+Each training draws a candidate uniformly at random; the best model on the server's public rows is
+kept. All trainings and the choice are one event in one ledger. Losers and their number stay with
+the server (Papernot and Steinke 2022).
 
-The law covers all trainings that are begun, under an order of results that was fixed before. So a
-failed training counts as one, in the last place: otherwise failures on somebody's data would change
-the number.
+The law covers all trainings begun, under an order of results fixed before. So a failed training
+counts, in the last place: otherwise failures on somebody's data would change the number.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from .choice import CHOICE, plan_with
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """Trainings of one choice, charged before the first of them.
+    """Trainings of one choice, charged before the first.
 
     Attributes:
-        folder: Folder of the run; receives the winner.
-        settings: Settings of the run.
+        folder: The run's folder; receives the winner.
+        settings: The run's settings.
         candidates: Candidate of each training, in order; their number is as secret as the noise.
         noise_multiplier: Noise multiplier of each training.
         budget_of_one: Epsilon of one training alone.
-        ledger: Ledger of the run, open until `close`. It records the time of each opening, so a
-            second one would reveal how long all trainings took.
+        ledger: The run's ledger, open until `close`. It records the time of each opening: a second
+            one would reveal how long all trainings took.
     """
 
     folder: RunFolder
@@ -63,7 +62,7 @@ class Stopped:
 
         Raises:
             FileExistsError: If the folder is taken.
-            ValueError: If the settings can't be carried out; nothing was charged.
+            ValueError: If the settings can't be carried out; nothing is charged then.
         """
         one, whole = stopping_plans(settings)
         folder.create(settings)
@@ -106,11 +105,10 @@ class Stopped:
 
         Args:
             folders: Folders of all trainings, in order.
-            scores: Scores on public rows or of released metrics; minus infinity or NaN for a
-                failure.
+            scores: Scores on public rows or of released metrics; failures: minus infinity or NaN.
 
         Raises:
-            ValueError: If all of them failed; the choice stays charged.
+            ValueError: If all failed; the choice stays charged.
         """
         ranked = np.where(np.isnan(scores), -np.inf, scores)
         if ranked.max() == -np.inf:
@@ -169,7 +167,7 @@ class Stopped:
 
 
 def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
-    """Return the plan of each training, and that of the choice, whose one event covers all.
+    """Return the plan of each training and the choice's, whose one event covers all.
 
     Privacy: the best training's rounds, against adversaries that see no other training, within
     `privacy.epsilon`; see `RandomStoppingEvent`.

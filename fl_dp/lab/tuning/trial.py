@@ -1,9 +1,9 @@
-"""Short trial of one candidate on a few records: a small federation on one client.
+"""Short trial of a candidate on a few records: a small federation on one client.
 
-The client deals its records to at most four stand-ins. Each trains as a client of the run would;
-the mean of their clipped updates gets the noise of a real round, and goes through the run's server
-optimizer. So a candidate does badly here, too, if its signal drowns in noise or its clients
-disagree. The noise protects nobody: a score leaves the client, bounded and charged.
+The client deals its records to at most four stand-ins, which train like clients of the run. The
+mean of their clipped updates gets a real round's noise and goes through the run's optimizer. So a
+candidate does badly here, too, if its signal drowns in noise or its clients disagree. The noise
+protects nobody: a score leaves the client, bounded and charged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServerStep:
         self._squares: NDArray[np.float64] | float = 0.0
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the model's change for a round's mean update, of the same shape."""
+        """Return the model's change for a round's mean update, in its shape."""
         chosen, remaining = self._settings, 1.0 - self._rounds / self._last
         self._rounds += 1
         if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
@@ -67,7 +67,7 @@ class ServerStep:
     def _decayed(
         self, chosen: FedAdamSettings, squares: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the running squares of `fedadam` or `fedyogi` after another round."""
+        """Return the next running squares of `fedadam` or `fedyogi`."""
         before, decay = self._squares, chosen.beta_2
         if isinstance(chosen, FedYogiSettings):
             return np.asarray(before - (1.0 - decay) * squares * np.sign(before - squares))
@@ -80,12 +80,12 @@ _STAND_INS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRounds:
-    """Public rounds of a trial, with the noise of the real training by its plan.
+    """Public rounds of a trial, with the real training's noise.
 
     Attributes:
         most: Rounds of a trial; fewer if the real training has fewer.
         multiplier: Noise multiplier of a round.
-        denominator: Public number that a round's sum is divided by.
+        denominator: Public divisor of a round's sum.
     """
 
     most: int
@@ -93,7 +93,7 @@ class TrialRounds:
     denominator: float
 
     def std(self, clipping_norm: float) -> float:
-        """Return the standard deviation on each coordinate of a round's mean."""
+        """Return the noise's standard deviation on each coordinate of a round's mean."""
         return self.multiplier * clipping_norm / self.denominator
 
 
@@ -106,23 +106,23 @@ def trial_score(
     seed: int,
     build: Callable[[], nn.Module],
 ) -> float:
-    """Return the score of a candidate on records that its trial did not train on.
+    """Return a candidate's score on records that its trial did not train on.
 
-    Up to a third of the records is measured: only records whose label another one has, too, as most
-    clients lack some labels. Where labels are numbers, any third is measured.
+    Up to a third of the records is measured: only those whose label another record has, too, as
+    most clients lack some labels. Where labels are numbers, any third is measured.
 
     Args:
         settings: Settings of the run, with the candidate.
-        features: Features, shape `(n, ...)`.
-        labels: Labels, shape `(n,)`.
+        features: Shape `(n, ...)`.
+        labels: Shape `(n,)`.
         rounds: Rounds of the trial.
         seed: Seed of split, order of records and noise: the same for all candidates.
         build: Returns the candidate's model with its first weights.
 
     Returns:
-        Share of the client's other labels that the right one is ranked above, in [0, 1]: an
-        accuracy for two labels. For numbers it is their mean `closeness`. NaN if no record can be
-        spared, or there is one label.
+        Share of the client's other labels ranked below the right one, in [0, 1]: an accuracy for
+        two labels. For numbers: their mean `closeness`. NaN if no record can be spared, or with
+        one label.
     """
     of_numbers = np.issubdtype(labels.dtype, np.floating)
     classes = np.zeros_like(labels) if of_numbers else labels
@@ -140,7 +140,7 @@ def trial_score(
 
 
 def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to measure, and those to train on, which have every label."""
+    """Return the rows to measure, and those to train on, with every label."""
     most, remaining = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
     trained: list[int] = []
@@ -162,7 +162,7 @@ def _train(
     rounds: TrialRounds,
     seed: int,
 ) -> None:
-    """Train a model in place by the rounds of a federation of stand-ins."""
+    """Train a model in place by rounds of the stand-ins."""
     count, norm = min(rounds.most, settings.rounds), settings.clipping.norm
     # The total noise is that of the run: with less, steps and norms would win that drown later.
     std = rounds.std(norm) * math.sqrt(settings.rounds / count)
@@ -188,7 +188,7 @@ def _flat(model: nn.Module) -> NDArray[np.float64]:
 
 
 def _shaped(flat: NDArray[np.float64], arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a vector in the shapes and types of a model's arrays."""
+    """Return a vector in the arrays' shapes and types."""
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return [
         part.reshape(array.shape).astype(array.dtype)

@@ -1,4 +1,4 @@
-"""Scores of all candidates: a client's own on its records, and the server's on public rows."""
+"""Scores of all candidates: a client's on its own records, the server's on public rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ _MOST_PARTS = 64  # of the public rows: enough for a mean
 
 
 def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> ConfigRecord:
-    """Return the config that tells a node to try candidates.
+    """Return the config that tells a node to try `rounds` of each candidate.
 
-    Args:
-        candidates: Settings of each candidate, as clients may know them.
-        rounds: Rounds of a trial.
+    `candidates` are their settings, as clients may know them.
     """
     return ConfigRecord(
         {
@@ -43,10 +41,7 @@ def scores_of_unit(
 ) -> NDArray[np.float64]:
     """Return a unit's score of each candidate, by trials on its own records.
 
-    Args:
-        index: Index of the unit among those of all nodes.
-        node_config: The node's configuration.
-        config: Config of the message, from `trials_config`.
+    `index` is that of the unit among those of all nodes; `config` is from `trials_config`.
 
     Returns:
         Shape `(candidates,)`; NaN where the unit has too few records.
@@ -70,10 +65,13 @@ def scores_of_unit(
 def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArray[np.float64]:
     """Return the server's score of each candidate, by trials on its public test part.
 
-    The rows are dealt to stand-ins of the clients' size, at most 64, whose scores are averaged.
+    The rows are dealt to at most 64 parts of a client's size, whose scores are averaged.
 
     Returns:
         Shape `(candidates,)`.
+
+    Raises:
+        ValueError: If there are fewer than two rows.
     """
     first = candidates[0]
     dataset = dataset_of(first)
