@@ -65,7 +65,7 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
     """Return the exact two-sided interval of a rate; each end fails with at most alpha / 2.
 
     Raises:
-        ValueError: If successes are not in [0, trials], trials below 1, or alpha not in (0, 1).
+        ValueError: If successes are not in [0, trials], trials < 1, or alpha is not in (0, 1).
     """
     _require_counts(successes, trials)
     require_probability(alpha=alpha)

@@ -1,1 +1,1 @@
-"""Audits of the running system: games on strategies, canary clients in trainings, records."""
+"""Audits of the running system: games on strategies, canary clients, records."""

@@ -1,7 +1,7 @@
 """The `ClientApp` of an audited training: the task's clients, and nodes that host canaries.
 
-The same code draws, trains, clips and adds up canaries and clients. A canary's update is a hundred
-clipping norms long, so that clipping is audited, too, and it claims a billion records.
+The same code draws, trains, clips and adds up both. A canary's update is a hundred clipping norms
+long, to audit clipping, too; it claims a billion records.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CLAIMED_RECORDS = 10**9
 
 
 class AuditedClient(NumPyClient):
-    """One of the task's clients, or a canary: the node's partition id decides."""
+    """A client of the task or a canary, by the node's partition id."""
 
     def __init__(self, context: Context, unit: int = 0) -> None:
-        """Represent one of the units that a node hosts."""
+        """Represent one of a node's units."""
         self.context = context
         self.unit = unit
 
@@ -72,7 +72,7 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 @lru_cache(maxsize=1)
 def _settings_of(text: str) -> Settings:
-    """Return the settings of a run, read once for all of its units."""
+    """Return a run's settings, read once for all its units."""
     return Settings.from_json(text)
 
 
@@ -87,14 +87,14 @@ def _count(context: Context, config: dict[str, Any]) -> int:
 def _train_many(
     context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
 ) -> Iterator[TrainedRows]:
-    """Train the task's clients together; canaries are moved one by one."""
+    """Train the task's clients together; of canaries none, as they move one by one."""
     run = CanaryRun.of(context.run_config)
     if run.first_on_node(_settings(config), node_of(context)) is None:
         yield from train_many(context, units, model, config)
 
 
 def _marked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Report in a reply which canaries its node hosts: one more than the number of the first."""
+    """Report which canaries a reply's node hosts: one more than the first one's number."""
     reply = call_next(message, context)
     if message.metadata.message_type != "train" or reply.has_error():
         return reply

@@ -1,4 +1,4 @@
-"""Canaries of one training through Flower's engine: what server and nodes both know of them."""
+"""Canaries of a training in Flower's engine: what server and nodes both know."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ CANARIES_FILE = "canaries.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryRun:
-    """The canaries of a training.
+    """A training's canaries.
 
-    They live on nodes of their own: beyond those of the task's clients, or, where cohorts are
-    counted, in place of the last ones.
+    They have their own nodes: beyond those of the task's clients, or, where cohorts are counted or
+    dealt to groups, in place of the last ones.
 
     Attributes:
         count: Number of canaries.
         seed: Seed of their directions and coins.
-        in_place: Whether they take the places of clients.
+        in_place: Whether they take clients' places.
     """
 
     count: int
@@ -43,7 +43,7 @@ class CanaryRun:
 
     @classmethod
     def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
-        """Return `count` canaries for `size` coordinates; by default 1000, or as many as fit.
+        """Return `count` canaries for `size` coordinates; None: 1000, or as many as fit.
 
         Raises:
             ValueError: If the model or the roster has too little room.
@@ -84,14 +84,14 @@ class CanaryRun:
         return beyond * settings.simulation.units_at_node
 
     def more_nodes(self, settings: Settings) -> int:
-        """Return the number of nodes for canaries, besides those of the task's clients."""
+        """Return how many nodes canaries add to those of the task's clients."""
         return 0 if self.in_place else settings.simulation.num_nodes(self.count)
 
     def require_places(self, settings: Settings) -> None:
         """Check that canaries and clients share no node, as a node's sum is known as a whole.
 
         Raises:
-            ValueError: If they do, or no client would be left, with what to write.
+            ValueError: If they do, or no client is left, with what to write.
         """
         if not self.in_place:
             return
@@ -111,20 +111,19 @@ class CanaryRun:
 
 @lru_cache(maxsize=1)
 def _canaries(count: int, size: int, seed: int) -> Canaries:
-    """Return the canaries of a run; their directions and coins are drawn once for all units."""
+    """Return a run's canaries; directions and coins are drawn once for all units."""
     return Canaries(count=count, size=size, seed=seed)
 
 
 def takes_places(settings: Settings) -> bool:
-    """Return whether canaries take clients' places: those are counted, or dealt to groups."""
+    """Return whether canaries take clients' places, as these are counted or dealt to groups."""
     return settings.privacy.mode == "correlated" or settings.selection.name != "poisson"
 
 
 def room_for_canaries(settings: Settings) -> list[str]:
     """Return the overrides that make room for canaries.
 
-    If they take clients' places there are at least four equal nodes, so that half can be the
-    canaries'.
+    If they take clients' places, at least four equal nodes: half can be the canaries'.
     """
     if not takes_places(settings):
         return ["roster_may_grow=true"]
@@ -137,7 +136,7 @@ def room_for_canaries(settings: Settings) -> list[str]:
 
 
 def require_auditable(settings: Settings) -> None:
-    """Refuse trainings whose canaries would not be the worst-case client of their claim.
+    """Refuse trainings whose canaries would not be their claim's worst-case client.
 
     Raises:
         ValueError: With what to write instead.

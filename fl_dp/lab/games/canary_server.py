@@ -1,6 +1,6 @@
 """The `ServerApp` of an audited training: the main job with canaries, and its observer.
 
-`WatchedLoop` is `PrivateLoop` that records what an adversary sees; it trains and charges the same.
+`WatchedLoop` records what an adversary sees; it trains and charges as `PrivateLoop` does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train as `fl_dp.server_app` does, and write what the canaries' auditor saw."""
+    """Train as `fl_dp.server_app` does, and write what the auditor saw."""
     settings = compose_settings(shlex.split(str(context.run_config["hydra-overrides"])))
     run = CanaryRun.of(context.run_config)
     strategies: list[WatchedFedAvg] = []
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def observed_run(loop: WatchedLoop, moved: NDArray[np.float64]) -> ObservedRun:
-    """Return the observations of a run, with the change of its model."""
+    """Return a run's observations, with its model's change, flat."""
     return ObservedRun(
         rounds=loop.observed,
         moved=moved,
@@ -79,9 +79,9 @@ class WatchedLoop(PrivateLoop):
 
     Attributes:
         canary_run: The run's canaries.
-        observed: What the adversary saw, one entry per round.
-        indices: Index of each round in the ledger.
-        asked: Which canaries took part in each round, as the auditor counts them.
+        observed: What the adversary saw in each round.
+        indices: Each round's index in the ledger.
+        asked: Which canaries took part in each round, for the auditor.
         cohorts: Number of drawn units of each round.
     """
 
@@ -98,10 +98,10 @@ class WatchedLoop(PrivateLoop):
         self._watched: WatchedMode
 
     def make_mode(self, *args: Any) -> Mode:
-        """Return the mode that `PrivateLoop` makes, watched.
+        """Return `PrivateLoop`'s mode, watched.
 
         Raises:
-            ValueError: If the server does not add the noise.
+            ValueError: If not the server adds the noise.
         """
         mode = super().make_mode(*args)
         if not isinstance(mode, CentralMode):
@@ -118,7 +118,7 @@ class WatchedLoop(PrivateLoop):
         self.cohorts.append(self._watched.drawn)
 
     def public_turns(self) -> PublicTurns | None:
-        """Return the public knowledge of who took part; None with secret coins alone."""
+        """Return what is public of who took part; None with secret coins alone."""
         sampling = self.plan.sampling
         if sampling.visible:
             return PublicTurns(asked=np.stack(self.asked))
@@ -132,7 +132,7 @@ class WatchedLoop(PrivateLoop):
         return PublicTurns(groups=groups, num_groups=sampling.num_groups)
 
     def groups(self) -> NDArray[np.int64]:
-        """Return the public group of each canary, -1 where it is unknown."""
+        """Return each canary's public group, -1 where unknown."""
         # A node that was never drawn has not reported its canaries: they have no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
@@ -156,7 +156,7 @@ class WatchedFedAvg(DPFedAvg):
 
 
 class WatchedMode(Mode):
-    """A watched round: every call goes on to `inner`, the round itself.
+    """A watched round: every call goes on to `inner`.
 
     Attributes:
         asked: Which canaries were asked and answered, shape `(count,)`.
@@ -164,7 +164,7 @@ class WatchedMode(Mode):
     """
 
     def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
-        """Watch a round, and note the first canary of each node that hosts some."""
+        """Watch a round; `first_of` receives the first canary of each node that hosts some."""
         super().__init__(inner.layout, inner.instruction)
         self.inner = inner
         self.canaries = canaries
@@ -185,7 +185,7 @@ class WatchedMode(Mode):
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply, and remember its sum if no canary sent it. See `Mode.fold`."""
+        """Add one reply; remember its sum if no canary sent it. See `Mode.fold`."""
         sums = self.inner.sums.updates
         before = sums.total.copy()
         observations = self.inner.fold(content, units, server_round=server_round)

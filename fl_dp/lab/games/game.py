@@ -5,11 +5,11 @@
     True
 
 In each game two federations differ in what one client does. The strategy plays rounds with either;
-its releases bound how private a round can be at most, beside what its noise multiplier claims. With
-little noise a thousand rounds show nine tenths of it, so the game has a noise multiplier of its
-own, by default 1/4: exactly 4-GDP.
+its releases bound a round's privacy loss from below, beside the noise multiplier's claim. With
+little noise a thousand rounds show nine tenths of the claim, so the game has its own noise
+multiplier, by default 1/4: exactly 4-GDP.
 
-The adversary sees the released models. It chooses what the other clients send, and does not see who
+The adversary sees the released models, chooses what the other clients send, and does not see who
 took part.
 """
 
@@ -58,7 +58,7 @@ class Game:
     """Two neighbouring federations; updates in clipping norms.
 
     Attributes:
-        name: The difference between the two.
+        name: Their difference.
         with_unit: Replies with the unit's contribution, by client.
         without: Replies without it, by client.
         nodes: Number of clients.
@@ -116,7 +116,7 @@ COHORT_SIZE = "noise and denominator are the same whatever the cohort"
 
 
 def names_of(subject: Subject) -> tuple[str, ...]:
-    """Return the names of the tests that `audit_strategy` makes of a subject."""
+    """Return the names of the tests in `audit_strategy`."""
     names = [game.name for game in GAMES]
     noise = [SIZE_OF_NOISE, NEW_NOISE, NEW_COORDINATES]
     cohorts = [COHORT_SIZE, COHORTS] if isinstance(subject, FlDp) else []
@@ -136,7 +136,7 @@ def audit_strategy(
 
     Args:
         subject: The strategy under audit.
-        rounds: Rounds of the longest game in each of its two federations; other games take a tenth.
+        rounds: Rounds of the longest game with each federation; other games take a tenth.
         alpha: Probability that a strategy that keeps its claim is accused, over all tests.
         delta: Delta of the claim.
         only: Names of the tests to make; None: all of `names_of(subject)`.
@@ -177,10 +177,9 @@ def _fewer(rounds: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Play:
-    """Releases of one game along its direction, in clipping norms of the sum.
+    """A game's releases along its direction, in clipping norms of the sum.
 
-    `idle` are those across the direction, first without and then with the unit: noise alone, one
-    row per round.
+    `idle` has those across the direction: noise alone, one row per round, first without the unit.
     """
 
     without: NDArray[np.float64]
@@ -196,7 +195,7 @@ class _FailedPlay:
 
 
 class _Plays:
-    """The plays of a subject; each is played once, whatever the number of its tests."""
+    """A subject's plays; each game is played once for all tests."""
 
     def __init__(self, subject: Subject, rounds: int) -> None:
         self._subject = subject
@@ -204,14 +203,14 @@ class _Plays:
         self._plays: dict[str, _Play | _FailedPlay] = {}
 
     def of(self, game: Game) -> _Play | _FailedPlay:
-        """Return the releases of a game, or how it failed."""
+        """Return a game's releases, or how it failed."""
         if game.name not in self._plays:
             self._plays[game.name] = self._play(game)
         return self._plays[game.name]
 
     @property
     def idle(self) -> NDArray[np.float64]:
-        """The noise of the longest game where it hides nothing; no rows if the game failed."""
+        """The longest game's noise where it hides nothing; no rows if the game failed."""
         longest = self.of(GAMES[0])
         return np.empty((0, 0)) if isinstance(longest, _FailedPlay) else longest.idle
 
@@ -235,7 +234,7 @@ class _Plays:
     def cohorts(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Releases of rounds with drawn cohorts, and who was asked; half of the nodes send zero.
 
-        In clipping norms, turned as for `play_game`: the sum lies along the first coordinate.
+        In clipping norms of the sum, which is turned to the first coordinate.
         """
         subject, senders = self._subject, _NODES // 2
         replies = dict.fromkeys(range(senders), _LONG)
@@ -253,8 +252,8 @@ def play_game(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the releases without the unit and with it, each of shape `(rounds, size)`.
 
-    Released means are multiplied by the number of clients, divided by the clipping norm and turned:
-    the first coordinate is the game's direction.
+    They are means, times the number of clients, over the clipping norm, and turned: the first
+    coordinate is the game's direction.
     """
     nodes = game.nodes + subject.crowd
     crowd = dict.fromkeys(range(game.nodes, nodes), _LONG)
@@ -316,7 +315,7 @@ def _noise_has_its_size(
 ) -> Finding:
     """Return the epsilon of the measured noise, by the chi-square law of its squares.
 
-    Too little noise bounds epsilon from below. Too much is reported: it is noise for nothing.
+    Too little noise bounds epsilon from below. Too much is reported: it helps nobody.
     """
     z = subject.noise_multiplier
     claim = gaussian_epsilon(z, delta)
@@ -339,7 +338,7 @@ def _noise_has_its_size(
 
 
 def _replies_leave_noise_alone(plays: _Plays, alpha: float) -> Finding:
-    """Compare the noise of the two federations of each game that did not fail."""
+    """Compare the two federations' noise in each game that did not fail."""
     released = [play for play in map(plays.of, GAMES) if isinstance(play, _Play)]
     idle = [play.idle for play in released]
     if not idle:
@@ -361,7 +360,7 @@ def _replies_leave_noise_alone(plays: _Plays, alpha: float) -> Finding:
 
 
 def _silence_leaves_noise_alone(subject: Subject, rounds: int, alpha: float) -> Finding:
-    """Compare the noise of rounds that none, half or all of four clients answered."""
+    """Compare the noise of rounds that none, half or all clients answered."""
     nodes = 4 + subject.crowd
     energies = []
     for answering in (0, nodes // 2, nodes):
@@ -388,7 +387,7 @@ def _silence_leaves_noise_alone(subject: Subject, rounds: int, alpha: float) -> 
 
 
 def _cohorts_leave_noise_alone(subject: Subject, plays: _Plays, alpha: float) -> Finding:
-    """Compare the noise of rounds with the number of those drawn, and with what they sent.
+    """Compare rounds' noise with the number of drawn nodes, and with what they sent.
 
     A long update may add any amount up to one clipping norm, but the same in each round.
     """

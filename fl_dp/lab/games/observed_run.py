@@ -1,4 +1,4 @@
-"""One training with canaries: its releases, as a file, and what they show of its privacy."""
+"""A training with canaries: its releases, as a file, and what they show of its privacy."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ _ALPHA_OF_ESTIMATE = 0.05  # of the bound on which no verdict rests
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The promise to canaries: to all of them, or to one group with a budget of its own.
+    """The promise to all canaries, or to one group with its own budget.
 
     Attributes:
         epsilon: Epsilon that the ledger claims for them.
-        sampling_rate: Probability of being drawn in an eligible round; 1 if participation is
-            visible.
-        curve: Trade-off curve of the ledger's charges; None: none is known.
+        sampling_rate: Probability to be drawn in an eligible round; 1 if participation is visible.
+        curve: Trade-off curve of the ledger's charges; None: unknown.
         group: The group; None: all canaries.
         label_suffix: Text appended to each finding's name.
     """
@@ -61,13 +60,12 @@ class ObservedRun:
         rounds: Every release.
         moved: Change of the model over all of them, flat.
         indices: Index of each round.
-        turns: Public knowledge of who took part; None: cohorts are drawn by secret coins alone.
+        turns: What is public of who took part; None: secret coins alone draw cohorts.
         coefficients: Coefficients of the noise, in units of 2^-12; one where it is independent.
-        drawn: Which canaries took part, shape `(rounds, count)`; the auditor knows it, no
-            adversary.
-        cohorts: Number of drawn units of each round, for the auditor alone.
-        budget_groups: Public group of each canary, where groups have budgets of their own; -1 of a
-            canary that was never drawn, whose group its node did not report.
+        drawn: Which canaries took part, shape `(rounds, count)`; for the auditor alone.
+        cohorts: Number of drawn units of each round; for the auditor alone.
+        budget_groups: Each canary's public group, where groups have their own budgets; -1 if it was
+            never drawn, so its node did not report the group.
     """
 
     rounds: list[ObservedRound]
@@ -85,10 +83,10 @@ class ObservedRun:
         return 0 if self.budget_groups is None else int((self.budget_groups < 0).sum())
 
     def rounds_for(self, claim: Claim) -> list[ObservedRound]:
-        """Return what the releases show of the canaries with a claim, for `finding_of_run`.
+        """Return what the releases show of a claim's canaries, for `finding_of_run`.
 
         Raises:
-            ValueError: If a round is missing in the middle.
+            ValueError: As `matched_filters`.
         """
         if self.budget_groups is not None:
             idle = np.ones(self.moved.size - len(self.budget_groups), dtype=np.bool_)
@@ -161,7 +159,7 @@ def read_observed_run(path: Path) -> ObservedRun:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A run's releases and participation, beside what its ledger, or its plan, claims."""
+    """A run's releases and participation, beside its ledger's or plan's claims."""
 
     run: ObservedRun
     canaries: Canaries
@@ -178,7 +176,7 @@ class Audited:
         estimates: Mapping[str, float] | None = None,
         notes: Sequence[str] = (),
     ) -> AuditReport:
-        """Return the findings and the notes that a reader needs.
+        """Return the findings, with the notes that a reader needs.
 
         Args:
             alpha: Probability that a run that keeps its claims is accused, over all findings.
@@ -217,7 +215,7 @@ class Audited:
         """Return what the releases prove, beside one claim.
 
         Raises:
-            ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
+            ValueError: As `finding_of_run` and `matched_filters`.
         """
         finding = finding_of_run(
             self.canaries,
@@ -259,7 +257,7 @@ class Audited:
 def report_of_run(
     observed: ObservedRun, run: CanaryRun, settings: Settings, folder: RunFolder, *, alpha: float
 ) -> AuditReport:
-    """Return what a run's releases prove, beside what its statement and ledger claim.
+    """Return what a run's releases prove, beside the claims of its statement and ledger.
 
     A run that keeps its claim is accused with probability `alpha`, over all findings.
 
@@ -285,7 +283,7 @@ def report_of_run(
 
 
 def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
-    """Return the claims: one for all units, or one per group with a budget of its own.
+    """Return one claim for all units, or one per group with its own budget.
 
     `quoted` is the epsilon of all units, `history` the charged releases.
     """
@@ -314,7 +312,7 @@ def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
 
 
 def rate_of_coins(sampling: Sampling) -> float:
-    """Return a client's probability of being drawn in an eligible round; 1 if it is visible."""
+    """Return a client's probability to be drawn in an eligible round; 1 if visible."""
     if sampling.visible:
         return 1.0
     assert sampling.coin_rate is not None  # as `require_auditable` has checked
@@ -322,7 +320,7 @@ def rate_of_coins(sampling: Sampling) -> float:
 
 
 def _coins(run: ObservedRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
-    """Return the coins of canaries with a claim, one row per round or per turn of their group."""
+    """Return the coins of a claim's canaries, one row per round or per turn of their group."""
     if run.budget_groups is not None:
         return run.drawn[:, run.budget_groups == claim.group]
     if not sampling.takes_turns or run.turns is None or run.turns.groups is None:

@@ -1,7 +1,7 @@
-"""Rounds of a strategy played by hand, thousands of them, with replies and charges of our own.
+"""Thousands of a strategy's rounds, played by hand with our own replies and charges.
 
-Nothing is sent, trained or charged. The strategy is the real one: it draws cohorts, folds replies,
-adds noise and steps.
+Nothing is sent, trained or charged. The strategy is real: it draws cohorts, folds replies, adds
+noise and steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FIRST_NODE = 100
 
 
 class PaperLedger:
-    """A ledger on no disk, for games: it lets every round pass and remembers its charge.
+    """A ledger without a disk, for games: every round passes, and its charge is remembered.
 
-    It bounds nothing: what trains on data needs a `PrivacyLedger`.
+    It bounds nothing: training on data needs a `PrivacyLedger`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -51,7 +51,7 @@ class PaperLedger:
         participants: Sequence[str | int] | None = None,
         index: int | None = None,
     ) -> Reservation:
-        """Return the reservation that a ledger would have on disk."""
+        """Return the reservation that a real ledger would store."""
         event = self.plan.event_of(round)
         # No round of updates has one of these events.
         assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
@@ -104,11 +104,11 @@ class HandOver(Strategy):
 class NodesOnly(Grid):
     """Nodes 100, 101, ... that exist and are never asked.
 
-    It is no `OwnGrid`: where nobody runs, a silent client has not failed.
+    No `OwnGrid`: where nobody runs, a silent client has not failed.
     """
 
     def __init__(self, num_nodes: int) -> None:
-        """Connect that number of nodes."""
+        """Connect the nodes."""
         be_in_a_run()
         self.num_nodes = num_nodes
 
@@ -128,7 +128,7 @@ class NoModel(RuntimeError):
 
 
 def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
-    """Return a train reply of a node, by its index in the roster, for use in any round."""
+    """Return a train reply of a node (index in the roster), for any round."""
     be_in_a_run()
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
     give_id(asked, f"asked-{node}")
@@ -138,7 +138,7 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
 
 
 def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
-    """Return a vector as a model of several arrays of one length."""
+    """Return a vector as a model of equally long arrays."""
     parts = np.split(vector, arrays)
     if arrays == 1:
         return {"w": parts[0]}
@@ -154,15 +154,15 @@ def play(
     size: int,
     arrays: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Play round 1 again and again from a model of zeros, float64, named as by `as_arrays`.
+    """Play round 1 `rounds` times from a model of zeros, float64, named as by `as_arrays`.
 
     Args:
-        strategy: A `DPFedAvg` over a `PaperLedger`, or a strategy of Flower's.
-        replies: Reply of each node if it is asked; nodes without one are silent.
+        strategy: A `DPFedAvg` over a `PaperLedger`, or one of Flower's.
+        replies: Each node's reply if it is asked; nodes without one are silent.
         nodes: Number of nodes.
         rounds: Number of rounds.
         size: Length of the model.
-        arrays: Number of equally long arrays of the model.
+        arrays: Number of the model's equally long arrays.
 
     Returns:
         The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.

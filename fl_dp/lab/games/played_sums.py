@@ -1,10 +1,10 @@
-"""Sums with noise in shares, played by the encoder of the nodes, with canaries alone.
+"""Sums with noise in shares, played by the nodes' encoder, with canaries alone.
 
     >>> report = report_of_sums(make_plan(settings), "digits", size=8970, alpha=1e-6)
 
 Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all other
-values and all shares of noise but those that the plan counts. So only these nodes are played, and
-none is late: other shares would hide more.
+values, and all shares of noise but those that the plan counts. So only these nodes are played, none
+late: other shares would hide more.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def report_of_sums(
     count: int | None = None,
     seed: int = 0,
 ) -> AuditReport:
-    """Return what the opened sums of a planned training prove, beside its claim.
+    """Return what a planned training's opened sums prove, beside its claim.
 
     Args:
         plan: Plan with noise in shares.
         subject: Name of what is audited.
-        size: Number of coordinates of the model.
+        size: Number of the model's coordinates.
         alpha: Probability that sums that keep the claim are accused, over all findings.
         count: Number of canaries, half of them left out; None: as many as fit, up to 1000.
         seed: Seed of their directions and coins.
 
     Raises:
-        ValueError: If there are more canaries than the model or a node's values hold.
+        ValueError: If the model or a node's values have no room for the canaries.
     """
     noise = shares_of(plan)
     bundles = [plan.bundle(multiplier) for multiplier in plan.noise_multipliers]
@@ -91,7 +91,7 @@ def report_of_sums(
 
 
 def shares_of(plan: Plan) -> DistributedNoise:
-    """Return a plan's noise, which is in shares.
+    """Return a plan's noise in shares.
 
     Raises:
         TypeError: If it is not.
@@ -104,7 +104,7 @@ def shares_of(plan: Plan) -> DistributedNoise:
 def turns_of(plan: Plan, count: int) -> NDArray[np.bool_]:
     """Return who is in which sum, shape `(rounds, count)`: as often as a unit is charged for.
 
-    Secret coins decide where participation is not visible, else the unit's turns.
+    Secret coins decide, or its turns where participation is visible.
     """
     law, rounds = plan.sampling, plan.rounds
     if not law.visible:
@@ -128,12 +128,12 @@ def play_sums(
 
     Args:
         plan: Plan of the training.
-        shares: Share of noise and encoder of a node, for each sum.
-        canaries: Canaries; each included one sends one clipping norm.
+        shares: A node's share of noise and encoder, for each sum.
+        canaries: Each included one sends one clipping norm.
         asked: Which canaries are in each sum, shape `(rounds, count)`.
 
     Raises:
-        ValueError: If so many are on a node that its values are cut.
+        ValueError: If a node's values are cut, as too many are on it.
     """
     honest, rng = shares_of(plan).honest_shares, SecureRandom()
     home = np.arange(canaries.count) % honest

@@ -1,9 +1,9 @@
-"""Subjects of the distinguishing game: strategies that claim to be private, each freshly made.
+"""Subjects of the distinguishing game: freshly made strategies that claim to be private.
 
     >>> ours = FlDp()
     >>> ours.play({0: Sent(updates)}, nodes=2, rounds=1000)
 
-All have the same public plan: the clipping norm, the noise multiplier and the number of replies.
+All have the same public plan: clipping norm, noise multiplier and number of replies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sent:
 
     Attributes:
         first: First coordinate of its update; all others are zero.
-        examples: Number of records that it claims.
+        examples: Number of claimed records.
         spread: Whether the update of that length lies along all coordinates alike instead.
     """
 
@@ -52,13 +52,13 @@ class Sent:
     spread: bool = False
 
     def message(self, node: int, arrays: int = 1) -> Message:
-        """Return it as Flower's message, with a model of `arrays` arrays."""
+        """Return it as Flower's message, in `arrays` arrays."""
         update = self.first * direction(spread=self.spread)
         return reply_from(node, as_arrays(update, arrays), **{"num-examples": self.examples})
 
 
 def direction(*, spread: bool) -> NDArray[np.float64]:
-    """Return the direction of length 1 of updates: the first coordinate, or all alike."""
+    """Return the updates' direction, length 1: the first coordinate, or all alike."""
     return np.full(SIZE, SIZE**-0.5) if spread else np.eye(1, SIZE)[0]
 
 
@@ -72,9 +72,8 @@ class Subject(ABC):
 
     Attributes:
         name: Name in reports.
-        noise_multiplier: Configured noise over the clipping norm, on the sum: the claim of one
-            round.
-        clipping_norm: Clipping norm of the first round.
+        noise_multiplier: Configured noise on the sum over the clipping norm: one round's claim.
+        clipping_norm: Of the first round.
         crowd: Additional clients of each game, whose updates are clipped.
     """
 
@@ -86,7 +85,7 @@ class Subject(ABC):
     def play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float = 1.0
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the released models and who was asked, as `played_rounds.play`."""
+        """Return the released models and who was asked, as `played_rounds.play` does."""
         with flower_in_silence():
             return self._play(replies, nodes=nodes, rounds=rounds, rate=rate)
 
@@ -104,7 +103,7 @@ class FlDp(Subject):
     Attributes:
         loop_class: Class of its loop.
         adaptive: Whether the clipping norm follows a quantile.
-        arrays: Number of arrays of the model; with several, each has a norm of its own.
+        arrays: Number of the model's arrays; if several, each has its own norm.
         selection: Makes the selection from the sampling rate; None: the plan's.
     """
 
@@ -163,7 +162,7 @@ class FlowersOwn(Subject):
     """Flower's own server-side wrapper around its FedAvg, used as documented.
 
     Attributes:
-        adaptive: Whether it adapts its clipping norm. Give it a crowd: among few clients its count
+        adaptive: Whether it adapts its clipping norm. Give it a crowd: with few clients its count
             of clipped ones leaves no noise multiplier for the updates.
     """
 
@@ -198,7 +197,7 @@ class FlowersOwn(Subject):
 
 
 def subjects(noise_multiplier: float, *, of_flower: bool) -> list[Subject]:
-    """Return strategies with every way of clipping: fl-dp's, or Flower's own wrappers."""
+    """Return strategies with each kind of clipping: fl-dp's, or Flower's wrappers."""
     z = noise_multiplier
     if of_flower:
         adaptive = "Flower's server-side adaptive clipping"

@@ -11,5 +11,5 @@
     ... )
 
 A `ThreatModel` computes the adversary's view, by fl-dp's own mechanisms. An `Attack` recovers
-images. `image_metrics` compares these with the true ones, beside guesses without an update.
+images; `image_metrics` compares them with the true ones, beside guesses without an update.
 """

@@ -1,9 +1,9 @@
-"""Analytic inversion: linear layers reveal their inputs and labels, without any search.
+"""Analytic inversion: linear layers reveal their inputs and labels, without a search.
 
 For `y = W x + b` the gradients of one record are `dW = g x^T` and `db = g`, so each row gives `x =
-dW_i / db_i`. All rows together give the least-squares solution, which is exact without noise and
-averages noise over the rows. The last layer's bias reveals the labels in the same way: exactly for
-one record, likely for a few.
+dW_i / db_i`. All rows give the least-squares solution: exact without noise, else noise is averaged
+over the rows. The last layer's bias reveals the labels likewise: exactly for one record, likely for
+a few.
 
 References:
     Aono et al. 2017, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", 3.
@@ -28,7 +28,7 @@ from .attack import Attack, Observation, PixelRange, Recovered
 class AnalyticInversion(Attack):
     """Divides the first linear layer's update by its bias's: exact for one record and one step.
 
-    For several records, or a sum of clients, it repeats a weighted mean for each record.
+    For several records, or a sum of clients, it repeats a weighted mean.
     """
 
     def recover(
@@ -68,7 +68,7 @@ def _inverted(
 
 
 def first_linear(model: nn.Module) -> str:
-    """Return the name of the first layer with parameters, which reads the input itself.
+    """Return the name of the first layer with parameters, which reads the input.
 
     Raises:
         ValueError: If it is not linear with a bias.
@@ -89,10 +89,10 @@ def first_linear(model: nn.Module) -> str:
 def recovered_labels(observation: Observation) -> Tensor:
     """Return the likeliest labels, int64 `(records,)`, in increasing order.
 
-    The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record it is
+    The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record
     negative at the label alone. For several, equal first predictions and one absent class are
-    supposed: right for fewer records than classes under an untrained model, and a guess otherwise.
-    It needs no scale, so clipping does not matter.
+    supposed: right for fewer records than classes under an untrained model, else a guess. Scale,
+    and so clipping, does not matter.
 
     Raises:
         ValueError: If the model does not end in a linear layer.
@@ -111,7 +111,7 @@ def recovered_labels(observation: Observation) -> Tensor:
 
 
 def num_classes(model: nn.Module) -> int:
-    """Return the number of classes of a model.
+    """Return a model's number of classes.
 
     Raises:
         ValueError: If it does not end in a linear layer.
@@ -120,7 +120,7 @@ def num_classes(model: nn.Module) -> int:
 
 
 def _towards_each_class(observation: Observation) -> Tensor:
-    """Return how far the update moves towards predicting each class, `(classes,)`."""
+    """Return how far the update moves towards each class, `(classes,)`."""
     name, _ = _last_linear(observation.model)
     parts = observation.parts()
     if f"{name}.bias" in parts:

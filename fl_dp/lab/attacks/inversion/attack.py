@@ -1,4 +1,4 @@
-"""The interface of attacks: an adversary's observations go in, images and labels come out."""
+"""The interface of attacks: observations go in, images and labels come out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LocalTraining:
     Attributes:
         learning_rate: Step size, positive.
         epochs: Passes over the client's records.
-        batch_size: Records of a step; None: all of them, so that an epoch is one step.
+        batch_size: Records of a step; None: all, so an epoch is one step.
     """
 
     learning_rate: float
@@ -75,9 +75,9 @@ class Observation:
         update: Float64 `(d,)`: change of the trainable parameters, flat in the model's order; the
             mean over clients if the adversary sees their sum.
         training: Training of each client.
-        records: Number of records of all clients in the update together.
-        clipping_norm: L2 bound that the update of one client was clipped to; None if nothing was
-            clipped, or several clients were.
+        records: Records of all clients in the update together.
+        clipping_norm: L2 bound of the clipping of one client's update; None if nothing was clipped,
+            or several clients were.
     """
 
     model: nn.Module
@@ -87,7 +87,7 @@ class Observation:
     clipping_norm: float | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the update of each trainable parameter, float64, by its name."""
+        """Return each trainable parameter's update, float64, by name."""
         parameters = self.model.named_parameters()
         trainable = [(name, values) for name, values in parameters if values.requires_grad]
         split = torch.split(self.update, [values.numel() for _, values in trainable])
@@ -105,11 +105,11 @@ def flat_parameters(model: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class PixelRange:
-    """Smallest and largest value of a pixel, as the model takes them; public.
+    """A pixel's smallest and largest value, as the model takes them; public.
 
     Attributes:
         low: One value, or one per channel: for example 0 for black.
-        high: The same number of values, each larger.
+        high: As many values, each larger.
     """
 
     low: tuple[float, ...]
@@ -119,22 +119,21 @@ class PixelRange:
         """Validate.
 
         Raises:
-            ValueError: If the range is empty.
+            ValueError: If the range is empty, or the numbers of values differ.
         """
         if len(self.low) != len(self.high) or not all(map(operator.lt, self.low, self.high)):
             raise ValueError(f"pixels need a range, got {self.low} to {self.high}")
 
     def to_unit(self, features: Tensor) -> Tensor:
-        """Return pixels from 0 to 1.
+        """Return pixels from 0 to 1, for those that the model takes.
 
-        Args:
-            features: Pixels as the model takes them, `(..., channels, height, width)`.
+        Their shape is `(..., channels, height, width)`.
         """
         low, high = self._bounds(features)
         return (features - low) / (high - low)
 
     def from_unit(self, pixels: Tensor) -> Tensor:
-        """Return pixels from 0 to 1 as the model takes them, in the same shape."""
+        """Return pixels from 0 to 1 as the model takes them, in their shape."""
         low, high = self._bounds(pixels)
         return low + pixels * (high - low)
 
@@ -145,13 +144,13 @@ class PixelRange:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovered:
-    """Records that an attack recovers from one observation.
+    """Records recovered from one observation.
 
     Attributes:
         features: Float32 `(observation.records, channels, height, width)`, or int64 tokens
             `(observation.records, length)`, as the model takes them.
         labels: Int64 `(observation.records,)`.
-        occurring: For text, the tokens that occur anywhere, int64 in rising order.
+        occurring: For text, the tokens that occur anywhere, int64, rising; else None.
     """
 
     features: Tensor
@@ -174,19 +173,18 @@ class Attack(ABC):
         """Return the records of each observation, as if it were attacked alone.
 
         Args:
-            observations: Observations of one model and training, with equally many records.
+            observations: Of one model and training, with equally many records.
             input_shape: Public shape of one record, channels first.
             pixels: Public range of pixels.
-            seed: Seed of the attack's first guesses.
+            seed: Seed of the first guesses.
 
         Raises:
-            ValueError: If the attack does not fit the model, or the observations differ in what is
-                public.
+            ValueError: If the attack does not fit the model, or what is public differs.
         """
 
 
 def require_alike(observations: Sequence[Observation]) -> Observation:
-    """Return the first observation, after a check that all share what is public.
+    """Return the first observation; check that all share what is public.
 
     Raises:
         ValueError: If there is none, or they differ.

@@ -1,7 +1,7 @@
 """Recovery against noise, for each threat model, and what else resists it.
 
-An experiment is a list of cells, whose names contain all their settings. A cell takes seconds and
-its result can be saved, so a stopped experiment continues with the missing cells.
+An experiment is a list of cells, named by all their settings. A cell takes seconds and its result
+can be saved: a stopped experiment continues with the missing cells.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NORMALISED = 8  # records of the batches whose statistics are used, and of thei
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryCell:
-    """One attack on one threat model, on the images of one seed.
+    """One attack on one threat model, on one seed's images.
 
     Attributes:
         part: `noise`, or a resistance without noise: `batch`, `epochs` or `network`.
         threat: One of `THREATS`.
         attack: One of `ATTACKS`.
-        seed: Seed of the images, the model's weights, the clients' orders and the first guesses.
-        noise_multiplier: Noise multiplier of the threat; 0 for one without noise.
+        seed: Seed of images, weights, clients' orders and first guesses.
+        noise_multiplier: Noise multiplier of the threat; 0 without noise.
         records: Records of each client.
         epochs: Epochs of each client, each one step on all records.
         network: One of `NETWORKS`.
@@ -82,7 +82,7 @@ class RecoveryCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """The experiment that the keys of `recovery` ask for, on the run's task, model and bounds.
+    """The experiment of the keys of `recovery`, on the run's task, model and bounds.
 
     Attributes:
         dataset: Images, or tokens (`TextRecovery`); its training part gives attacked images and
@@ -106,8 +106,8 @@ class Recovery:
         """Validate.
 
         Raises:
-            ValueError: If no attack is asked for, the data are no images, there are too few of
-                them, or an attack does not fit the model.
+            ValueError: If no attack is asked for, the data are no images or too few, or an attack
+                does not fit the model.
         """
         if self.options.attacks is None:
             raise ValueError("no attack is asked for: write experiment=data_recovery")
@@ -125,7 +125,7 @@ class Recovery:
             first_linear(built)
 
     def _require_fit(self) -> None:
-        """Raise ValueError if the records are no images, or an attack is not on images."""
+        """Raise ValueError for records that are no images, or attacks that are not on images."""
         shape = self.dataset.input_shape
         if len(shape) != 3 or min(shape[1:]) < 8:
             raise ValueError(
@@ -190,7 +190,7 @@ class Recovery:
 
     @cached_property
     def pixels(self) -> PixelRange:
-        """The range of a pixel: public for pixels in bytes, otherwise that of the training part."""
+        """A pixel's range: public for pixels in bytes, else the training part's."""
         images = self.dataset.train_x
         if images.dtype == np.uint8:
             mean, std = np.atleast_1d(self.dataset.mean), np.atleast_1d(self.dataset.std)
@@ -199,7 +199,7 @@ class Recovery:
         return PixelRange((float(images.min()),), (float(images.max()),))
 
     def _rows(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the training rows that are attacked, those of other clients, and the prior's."""
+        """Return the training rows that are attacked, other clients', and the prior's."""
         order = np.random.default_rng(seed).permutation(len(self.dataset.train_y))
         attacked = self.options.images * self._most_records
         others = attacked + (self.options.cohort - 1) * self.options.records
@@ -325,7 +325,7 @@ class Recovery:
         )
 
     def _other_images(self, seed: int) -> NDArray[np.float32]:
-        """Return images that the adversary holds, none of them attacked."""
+        """Return the adversary's own images, none attacked."""
         features = self.dataset.features(self._rows(seed)[2]).astype(np.float32)
         return self.pixels.to_unit(torch.from_numpy(features)).numpy()
 
@@ -333,8 +333,7 @@ class Recovery:
 def changed(model: nn.Sequential, network: str) -> nn.Sequential:
     """Return a network with the same layers, and others that make an attack harder.
 
-    These are victims to attack. Statistics of the batch mix records, so no private training has
-    them.
+    These are victims only: batch statistics mix records, so no private training has them.
 
     Args:
         model: Layers in order; the result shares them.
@@ -361,7 +360,7 @@ def changed(model: nn.Sequential, network: str) -> nn.Sequential:
 
 
 def _resisting(attack: str, seed: int) -> Iterator[RecoveryCell]:
-    """Yield the cells that resist without noise, and those they are compared with."""
+    """Yield the cells that resist without noise, and their controls."""
     raw = RecoveryCell(part="batch", threat="raw", attack=attack, seed=seed)
     for records in _BATCHES:
         yield replace(raw, records=records)

@@ -1,6 +1,6 @@
-"""Likeness of a recovered image to the true one: MSE, PSNR, SSIM. Pixels lie between 0 and 1.
+"""Likeness of a recovered image to the true one: MSE, PSNR, SSIM. Pixels lie in [0, 1].
 
-`mean_image` and `nearest_image` guess without an update: a recovery that does no better shows
+`mean_image` and `nearest_image` guess without an update: a recovery no better than these shows
 nothing.
 
 Reference:
@@ -25,12 +25,12 @@ Image = NDArray[np.floating]
 
 
 def mse(image: Image, other: Image) -> float:
-    """Return the mean squared difference of the pixels."""
+    """Return the pixels' mean squared difference."""
     return float(np.mean((_wide(image) - _wide(other)) ** 2))
 
 
 def psnr(image: Image, other: Image) -> float:
-    """Return the peak signal-to-noise ratio in decibels, infinite for the same image."""
+    """Return the peak signal-to-noise ratio in decibels; infinite for equal images."""
     error = mse(image, other)
     return math.inf if error == 0.0 else -10.0 * math.log10(error)
 
@@ -38,7 +38,7 @@ def psnr(image: Image, other: Image) -> float:
 def ssim(image: Image, other: Image) -> float:
     """Return the mean structural similarity over all windows of 7x7 pixels and all channels.
 
-    1 for the same image; about 0 for unrelated ones; below for the reverse.
+    1 for equal images; about 0 for unrelated ones; below for the reverse.
 
     Raises:
         ValueError: If a side has fewer than 7 pixels, or the shapes differ.
@@ -59,11 +59,11 @@ def ssim(image: Image, other: Image) -> float:
 
 
 def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the index of the recovered image that each true one is compared with, int64 `(n,)`.
+    """Return the index of the recovered image to compare each true one with, int64 `(n,)`.
 
-    Attacks do not know the order of a batch. Each of n true images gets one of at least n recovered
-    ones, all `(channels, height, width)`, so that the sum of squared differences is least: in the
-    attack's favour.
+    Attacks do not know a batch's order. Each of n true images gets one of at least n recovered
+    ones, all `(channels, height, width)`; the sum of squared differences is least: in the attack's
+    favour.
 
     Raises:
         ValueError: If there are fewer recovered than true images.
@@ -78,7 +78,7 @@ def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDA
 def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the mean of images `(n, channels, height, width)` of the private ones' kind.
 
-    It is the guess without an update that has the least expected MSE.
+    Of guesses without an update it has the least expected MSE.
     """
     mean: NDArray[np.float32] = images.mean(0, dtype=np.float64).astype(np.float32)
     return mean
@@ -87,8 +87,8 @@ def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
 def nearest_image(images: NDArray[np.float32], private: Image) -> NDArray[np.float32]:
     """Return the image with the least MSE to a private one.
 
-    Only an adversary that knows the private image could choose it. So a recovery that beats this
-    baseline shows this image, not merely one of its kind.
+    Only an adversary that knows the private image could choose it. So a recovery that beats it
+    shows this image, not merely one of its kind.
     """
     differences = images - private.astype(np.float32)
     squares = np.einsum("nchw,nchw->n", differences, differences)

@@ -1,4 +1,4 @@
-"""Gradient matching: a search for records whose simulated update is like the observed one.
+"""Gradient matching: a search for records whose simulated update is like the observed.
 
 References:
     Zhu et al. 2019, "Deep Leakage from Gradients".
@@ -29,12 +29,12 @@ _FINITE = 1e-12  # an update of length zero has no direction
 
 @dataclass(frozen=True, kw_only=True)
 class DeepLeakage(Attack):
-    """Minimises the squared distance of updates by L-BFGS: DLG, or iDLG with labels known before.
+    """Minimises the squared distance of updates by L-BFGS: DLG, or iDLG with known labels.
 
     Attributes:
-        knows_labels: Whether labels are first read from the last layer (iDLG), or searched together
-            with the records (DLG).
-        steps: Largest number of steps of L-BFGS, each with a line search.
+        knows_labels: Whether labels are first read from the last layer (iDLG), or searched with
+            the records (DLG).
+        steps: Most steps of L-BFGS, each with a line search.
         restarts: Number of first guesses; the one whose update comes nearest wins.
     """
 
@@ -101,10 +101,10 @@ class InvertingGradients(Attack):
     """Minimises `1 - cosine + total_variation * TV` by Adam on the signs of the gradient.
 
     Only directions are compared, so clipping does not matter. Labels are first read from the last
-    layer. Observations and guesses are searched side by side, each independent of the others.
+    layer. Observations and guesses are searched side by side, independently.
 
     Attributes:
-        steps: Number of steps of Adam.
+        steps: Steps of Adam.
         learning_rate: Step size in pixels from 0 to 1; divided by ten at 3/8, 5/8 and 7/8 of the
             steps.
         total_variation: Weight of the mean absolute difference of neighbouring pixels.
@@ -174,15 +174,15 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 class SimulatedUpdate:
-    """The adversary's copy of what a client computes from guessed records.
+    """The adversary's copy of a client's computation, from guessed records.
 
-    Several steps are unrolled, so that the gradient with respect to the records goes through all of
-    them (Geiping et al. 2020, section 6). The adversary knows neither the order of the records nor
-    dropout's masks: it takes the given order, and the model in evaluation mode.
+    Steps are unrolled: the gradient with respect to the records goes through all of them (Geiping
+    et al. 2020, section 6). The adversary knows neither the records' order nor dropout's masks: it
+    takes the given order, and the model in evaluation mode.
     """
 
     def __init__(self, model: nn.Module, training: LocalTraining) -> None:
-        """Copy the public values of a model with logits `(n, classes)`; it is not changed."""
+        """Take the public values of a model with logits `(n, classes)`; it is not changed."""
         self._model = model
         self._training = training
         self._start: dict[str, Tensor] = {}
@@ -194,11 +194,11 @@ class SimulatedUpdate:
             self._fixed[name] = buffer.detach()
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the updates of several clients, each from the same model.
+        """Return several clients' updates, each from the same model.
 
         Args:
             features: Records, `(clients, n, *input_shape)`.
-            targets: Probabilities of the labels, `(clients, n, classes)`.
+            targets: The labels' probabilities, `(clients, n, classes)`.
 
         Returns:
             `(clients, d)`, in the order of `Observation.update`.
@@ -234,7 +234,7 @@ class SimulatedUpdate:
 
 
 def _minimised(loss: Callable[[], Tensor], variables: Sequence[Tensor], steps: int) -> float:
-    """Minimise a loss by changing variables in place, and return it; infinite if it is NaN."""
+    """Minimise a loss over variables, in place, and return it; infinite if NaN."""
     for variable in variables:
         variable.requires_grad_(True)
     optimizer = torch.optim.LBFGS(

@@ -1,6 +1,6 @@
-"""Pictures of an experiment: recovery against noise and epsilon, other resistance, and the images.
+"""Pictures of an experiment: recovery against noise and epsilon, other resistance, images.
 
-Each function needs matplotlib, and returns False where it is not installed.
+Each function returns False without matplotlib.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     """Draw PSNR over the noise multiplier and over epsilon, one line per threat model.
 
     At each noise the attack with the least MSE counts. Bars are the standard deviation over seeds.
-    Of the summaries, those with noise are drawn, and the raw update.
+    Only summaries with noise and of the raw update are drawn.
     """
     in_noise = [summary for summary in summaries if summary.part == "noise"]
     noisy = [summary for summary in in_noise if summary.threat in WITH_NOISE]
@@ -77,7 +77,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
 
 
 def draw_resistance(summaries: Sequence[Summary], target: Path, *, title: str) -> bool:
-    """Draw PSNR without any noise, against batch size, local epochs and kinds of network."""
+    """Draw PSNR without noise, against batch size, local epochs and kinds of network."""
     parts: dict[str, list[Summary]] = {"batch": [], "epochs": [], "network": []}
     for summary in summaries:
         if summary.part in parts:
@@ -125,7 +125,7 @@ def _resistance_bars(axes: Axes, summaries: Sequence[Summary]) -> None:
 def draw_images(
     results: Mapping[tuple[str, float], CellResult], target: Path, *, title: str
 ) -> bool:
-    """Draw one image per setting of one seed, by threat and noise (0: no noise)."""
+    """Draw one image per setting of one seed, by threat and noise (0: none)."""
     levels = sorted({level for _, level in results})
     attacked = {threat for threat, _ in results}
     threats = [threat for threat in THREATS if threat in attacked]
@@ -162,7 +162,7 @@ def draw_images(
 def _tiles(
     results: Mapping[tuple[str, float], CellResult], threat: str, levels: Sequence[float]
 ) -> list[tuple[NDArray[np.float32], float | None] | None]:
-    """Return the images of one row with their PSNR in dB; None where nothing was attacked."""
+    """Return a row's images with their PSNR in dB; None where nothing was attacked."""
     example = next(result for (name, _), result in results.items() if name == threat)
     tiles: list[tuple[NDArray[np.float32], float | None] | None] = [(example.truth[0], None)]
     for level in levels:

@@ -1,4 +1,4 @@
-"""Results of an experiment: a file for each cell, a CSV, and means over images and seeds."""
+"""Results of an experiment: a file per cell, a CSV, and means over images and seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CellResult:
     For text, tokens `(k, length)` stand for images.
 
     Attributes:
-        rows: Rows of the CSV, one per attacked image.
+        rows: The CSV's rows, one per attacked image.
         truth: The attacked images.
         recovered: The recovered images.
         nearest: The prior's nearest image to each.
@@ -41,14 +41,14 @@ class CellResult:
 
 
 def save_result(result: CellResult, file: Path) -> None:
-    """Write a cell's result; the file exists as a whole or not at all."""
+    """Write a cell's result; the file is whole or absent."""
     arrays = {name: getattr(result, name) for name in _PICTURES}
     with written_whole(file) as unfinished, unfinished.open("wb") as stream:
         np.savez_compressed(stream, rows=np.array(json.dumps(result.rows)), **arrays)
 
 
 def load_result(file: Path) -> CellResult:
-    """Return a cell's result from its file.
+    """Return a file's result.
 
     Raises:
         FileNotFoundError: If the cell is not finished.
@@ -83,12 +83,12 @@ _OF_TEXT = (
 
 
 def is_of_text(row: Mapping[str, Any]) -> bool:
-    """Return whether scores are those of text, from a row of the CSV or a summary's means."""
+    """Return whether a CSV's row or a summary's means are of text."""
     return "in_place" in row
 
 
 def error_of(row: Mapping[str, Any]) -> float:
-    """Return the error of a recovery: the MSE, or the share of wrong tokens."""
+    """Return a recovery's error: the MSE, or the share of wrong tokens."""
     if is_of_text(row):
         return 1.0 - float(row["in_place"])
     return float(row["mse"])
@@ -96,15 +96,15 @@ def error_of(row: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All images of one setting, whose first seven fields are those of `RecoveryCell`.
+    """All images of one setting; the first seven fields are as in `RecoveryCell`.
 
     Attributes:
         epsilon: Epsilon of the round; infinite where nothing is promised.
         delta: Delta of that epsilon.
         unit: Unit that epsilon protects.
         images: Number of images or texts, over all seeds.
-        means: Mean of each score over seeds, after the mean over each seed's images.
-        deviations: Standard deviation of the same over seeds; NaN for one seed.
+        means: Each score's mean over seeds, after the mean over each seed's images.
+        deviations: Their standard deviation over seeds; NaN for one seed or an infinite PSNR.
     """
 
     part: str
@@ -123,7 +123,7 @@ class Summary:
 
     @property
     def fails(self) -> bool:
-        """Whether recovered images are no nearer to the true ones than the mean image is, in MSE.
+        """Whether recovered images are no nearer to the true ones than the mean image, in MSE.
 
         For text: whether no more tokens are in place than with the most frequent one everywhere.
         """
@@ -133,7 +133,7 @@ class Summary:
 
 
 def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
-    """Return a summary of each setting of the CSV's rows, in order of their first occurrence."""
+    """Return a summary of each setting in the CSV's rows, in order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _SETTING), []).append(row)
@@ -144,7 +144,7 @@ def strongest(
     summaries: Sequence[Summary],
     by: Callable[[Summary], tuple[object, ...]] = lambda summary: (summary.noise_multiplier,),
 ) -> list[Summary]:
-    """Return of each group of summaries the one whose attack has the least error."""
+    """Return each group's summary with the least error."""
     best: dict[tuple[object, ...], Summary] = {}
     for summary in summaries:
         group = by(summary)
@@ -155,7 +155,7 @@ def strongest(
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the least noise at and above which recovery under a threat model fails; else None."""
+    """Return the least noise at and above which recovery fails under one threat; else None."""
     failing = None
     for summary in sorted(summaries, key=lambda summary: -summary.noise_multiplier):
         if not summary.fails:
@@ -182,7 +182,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation; NaN of one value, or where a PSNR is infinite."""
+    """Return the standard deviation; NaN for one value, or if a PSNR is infinite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.nan
     return statistics.stdev(values)

@@ -1,6 +1,6 @@
 """The group of keys `recovery`: images or text recovered from what training shows.
 
-Only settings that were composed with the lab have it; without it the defaults hold.
+Only settings composed with the lab have it; else the defaults hold.
 """
 
 from __future__ import annotations

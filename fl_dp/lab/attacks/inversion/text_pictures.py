@@ -1,6 +1,6 @@
-"""Pictures of recovered text: shares of it against noise, and the texts themselves.
+"""Pictures of recovered text: shares of it against noise, and the texts.
 
-Each function needs matplotlib, and returns False where it is not installed.
+Each function returns False without matplotlib.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _EXCERPT = 40  # characters of a line
 def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> bool:
     """Draw the shares of characters in place, and of those that occur, over the noise multiplier.
 
-    Bars are the standard deviation over seeds. Of the summaries, those with noise are drawn, and
-    the raw update.
+    Bars are the standard deviation over seeds. Only summaries with noise and of the raw update
+    are drawn.
     """
     noisy = [summary for summary in summaries if summary.threat in WITH_NOISE]
     raw = [summary for summary in summaries if summary.threat == "raw"]
@@ -60,7 +60,7 @@ def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str
 def draw_texts(
     results: Mapping[tuple[str, float], CellResult], target: Path, *, title: str
 ) -> bool:
-    """Draw the beginning of one text per setting of one seed, by threat and noise (0: no noise)."""
+    """Draw one text's beginning per setting of one seed, by threat and noise (0: none)."""
     settings = sorted(results, key=lambda setting: (THREATS.index(setting[0]), setting[1]))
     picture = new_picture(size=(10.5, 0.24 * (len(settings) + 3))) if settings else None
     if picture is None:

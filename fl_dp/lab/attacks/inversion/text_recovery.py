@@ -1,4 +1,4 @@
-"""Text recovered from what training of a language model shows: `experiment=text_recovery`."""
+"""Text recovered from a language model's training: `experiment=text_recovery`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TextRecovery(Recovery):
     """An experiment on text: tokens in place, tokens that occur, and guesses from other texts."""
 
     def _require_fit(self) -> None:
-        """Raise ValueError if an attack is not on text, or other networks are asked for."""
+        """Raise ValueError for attacks that are not on text, or for other networks."""
         for attack in set(self.options.attacks or ()) - set(ON_TOKENS):
             raise ValueError(
                 f"recovery.attacks={attack} is on images, and task={self.dataset.name} is text: "
@@ -85,7 +85,7 @@ class TextRecovery(Recovery):
         )
 
     def _prior(self, seed: int) -> _Prior:
-        """Return the prior from windows that the adversary holds, none of them attacked."""
+        """Return the prior from the adversary's own windows, none attacked."""
         windows = np.asarray(self.dataset.features(self._rows(seed)[2]), dtype=np.int64)
         counts = np.bincount(windows.reshape(-1), minlength=len(VOCABULARY))
         shares = [(windows == token).any(1).mean() for token in range(len(counts))]
@@ -94,7 +94,7 @@ class TextRecovery(Recovery):
 
 
 def recovery_of(dataset: Dataset, settings: Settings) -> Recovery:
-    """Return the experiment that the settings ask for, on images or on text."""
+    """Return the settings' experiment, on images or on text."""
     kind = Recovery if dataset.vocabulary_size is None else TextRecovery
     return kind(dataset=dataset, settings=settings)
 
@@ -105,5 +105,5 @@ def _read(tokens: NDArray[np.int64]) -> str:
 
 
 def _alike(some: set[int], others: set[int]) -> float:
-    """Return the share of two sets that they have in common, from 0 to 1."""
+    """Return the share that two sets have in common, from 0 to 1."""
     return len(some & others) / len(some | others)

@@ -1,7 +1,7 @@
 """Threat models: the adversary's view of a client's training, and its cost in privacy.
 
-Each uses the mechanisms that fl-dp trains with. Epsilon is that of the attacked round, without
-amplification: the adversary knows that the client takes part.
+Each uses fl-dp's own mechanisms. Epsilon is the attacked round's, without amplification: the
+adversary knows that the client takes part.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class View(NamedTuple):
     """The adversary's view of a round.
 
     Attributes:
-        update: Update of one client, or the mean of several, float64 `(d,)`.
+        update: One client's update, or the mean of several, float64 `(d,)`.
         clients: The clients whose updates are in it.
-        clipping_norm: L2 bound on the update of one client; None: none, or several are in it.
+        clipping_norm: L2 bound on one client's update; None: none, or several are in it.
     """
 
     update: NDArray[np.float64]
@@ -65,7 +65,7 @@ class View(NamedTuple):
 class ThreatModel(ABC):
     """An adversary's view of one round of a client, the first of the participants.
 
-    A threat model of your own computes in `view` the view from the clients' updates.
+    Your own threat model computes it in `view` from the clients' updates.
 
     Attributes:
         training: Training of each client.
@@ -87,12 +87,11 @@ class ThreatModel(ABC):
         Args:
             model: Public model on the CPU; not changed.
             clients: Clients of the round, the attacked one first.
-            seed: Seed of the orders of their records and of dropout: what a client would draw
-                itself.
-            rng: Source of noise that protects; a fresh secure one by default.
+            seed: Seed of record orders and dropout, which a client would draw itself.
+            rng: Source of protecting noise; by default a fresh secure one.
 
         Raises:
-            ValueError: If there is no client, or fewer than the threat needs.
+            ValueError: If there are fewer clients than the threat needs, at least one.
         """
         least = self._takes or 1
         if len(clients) < least:
@@ -117,7 +116,7 @@ class ThreatModel(ABC):
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
         """Return the adversary's view of the updates of all clients that the threat takes.
 
-        `clients` has the same order; `rng` draws the noise that protects.
+        `clients` has the same order; `rng` draws the protecting noise.
         """
 
     @property
@@ -126,7 +125,7 @@ class ThreatModel(ABC):
         return 1
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
-        """Return the event that charges for the view, and its count; None: no promise."""
+        """Return the event charged for the view, and its count; None: no promise."""
         return None
 
     def epsilon(self, delta: float) -> float:
@@ -139,7 +138,7 @@ class ThreatModel(ABC):
     def _update(
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
-        """Return the update of one client, `(d,)`."""
+        """Return one client's update, `(d,)`."""
         del rng
         trained = copy.deepcopy(model)
         # Dropout draws from torch's global generator, which stays as it was.
@@ -159,7 +158,7 @@ class ThreatModel(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RawUpdate(ThreatModel):
-    """A server that gets each client's model as it is, or only clipped by the client.
+    """A server that gets each client's model as it is, or clipped by the client.
 
     Attributes:
         clipping_norm: L2 bound on the update; None: none. Clipping alone promises nothing.
@@ -178,12 +177,12 @@ class RawUpdate(ThreatModel):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyUpdate(ThreatModel):
-    """A server that gets each update with noise of the client's own (`privacy=local`).
+    """A server that gets each update with the client's own noise (`privacy=local`).
 
     Attributes:
         clipping_norm: Bound on the update, in the scheme's norm.
         noise_multiplier: Noise multiplier of the scheme.
-        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
+        scheme: A name in `fl_dp.mechanisms.schemes.SCHEMES`.
     """
 
     clipping_norm: float
@@ -212,7 +211,7 @@ class NoisyUpdate(ThreatModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel(ThreatModel):
-    """An adversary that gets the released model, to which a trusted server has added the noise.
+    """An adversary that gets the released model, with a trusted server's noise.
 
     Attributes:
         clipping_norm: L2 bound on each client's update.
@@ -226,7 +225,7 @@ class ReleasedModel(ThreatModel):
     knows_others: bool = False
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the mean update of the released model. See `ThreatModel.view`."""
+        """Return the released model's mean update. See `ThreatModel.view`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
         )
@@ -258,8 +257,8 @@ class UpdateSum(ThreatModel):
     Attributes:
         clipping_norm: L2 bound on each client's update.
         noise_multiplier: Noise on the sum over `clipping_norm`, of all clients' shares together;
-            None: there is none, and nothing is promised.
-        cohort: Number of clients of the sum, at least 2.
+            None: no noise, and nothing is promised.
+        cohort: Number of clients in the sum, at least 2.
     """
 
     clipping_norm: float
@@ -270,7 +269,7 @@ class UpdateSum(ThreatModel):
         """Validate.
 
         Raises:
-            ValueError: If there is a sum of one client, which hides nothing.
+            ValueError: If the cohort is below 2: a sum of one client hides nothing.
         """
         if self.cohort < 2:
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
@@ -292,7 +291,7 @@ class UpdateSum(ThreatModel):
         return self.cohort
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
-        """Return the charge of one sum, all of whose shares are unknown to the server."""
+        """Return the charge of one sum; the server knows none of its shares."""
         if self.noise_multiplier is None:
             return None
         share = self._share(1, self.noise_multiplier)
@@ -311,10 +310,10 @@ class UpdateSum(ThreatModel):
 class DPSGDUpdate(ThreatModel):
     """A server that gets the model of a client that trains by DP-SGD (`privacy=dp_sgd`).
 
-    Every step takes all records, with probability 1: sampling hides nothing.
+    Every step takes all records: sampling, with probability 1, hides nothing.
 
     Attributes:
-        clipping_norm: L2 bound on the gradient of one record.
+        clipping_norm: L2 bound on one record's gradient.
         noise_multiplier: Noise on a step's sum of gradients over `clipping_norm`.
     """
 
@@ -361,7 +360,7 @@ class DPSGDUpdate(ThreatModel):
 
 
 def _difference(trained: nn.Module, model: nn.Module) -> NDArray[np.float64]:
-    """Return the change of the trainable parameters, float64 `(d,)`: what a server computes."""
+    """Return the trainable parameters' change, float64 `(d,)`: what a server computes."""
     change: Tensor = flat_parameters(trained) - flat_parameters(model)
     update: NDArray[np.float64] = change.numpy()
     return update

@@ -1,10 +1,10 @@
 """Text recovered from a language model's update: which tokens occur, then their order.
 
 Rows of the embedding's gradient show which tokens occur: all others are zero. A linear layer's
-gradient is a sum of outer products with its inputs, so its rows span them: one input per token of
-the text. A causal layer's input at one position depends on the tokens before it alone. So the text
-is grown token by token: each is the one whose input lies in the span of every later layer's
-gradient. Directions of earlier tokens are removed first, as a repeated token would fit for ever.
+gradient is a sum of outer products with its inputs, so its rows span them: one input per token. A
+causal layer's input at a position depends only on the tokens up to it. So the text grows token by
+token: the next is the one whose input lies in the span of every later layer's gradient. Directions
+of earlier tokens are removed first, as a repeated token would fit for ever.
 
 References:
     Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", 4.1.
@@ -39,11 +39,11 @@ _LEAST = 1e-6  # least length of a new input; float32 gradients are no finer
 class TokenSpans(Attack):
     """Reads tokens from the embedding's rows and their order from spans of gradients.
 
-    Exact without noise for one record with fewer tokens than the model is wide. For more records, a
-    sum of clients, or noise that hides most spans, it repeats the token with the largest row.
+    Without noise, exact for one record with fewer tokens than the model is wide. For more records,
+    a sum of clients, or noise that hides most spans, it repeats the token with the largest row.
 
     Attributes:
-        beam: Number of beginnings of the text to keep at each position.
+        beam: Number of the text's beginnings to keep at each position.
     """
 
     beam: int = 8
@@ -111,7 +111,7 @@ class TokenSpans(Attack):
         inputs: list[Tensor],
         readers: list[_Reader],
     ) -> list[_Beginning]:
-        """Return the best beginnings that are one token longer."""
+        """Return the best beginnings, one token longer."""
         num_extensions = len(longer) // len(beam)
         misfit = torch.tensor([beginning.misfit for beginning in beam], dtype=torch.float64)
         misfit = misfit.repeat_interleave(num_extensions)
@@ -140,7 +140,7 @@ class TokenSpans(Attack):
 
 
 class _Reader(NamedTuple):
-    """A linear layer that reads the input of a block: layer, norm before it, and span."""
+    """A linear layer that reads a block's input: layer, norm before it, and span."""
 
     layer: int
     norm: nn.Module
@@ -148,7 +148,7 @@ class _Reader(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """The beginning of a text, the log of its misfit, and its directions in each span."""
+    """A text's beginning, the log of its misfit, and its directions in each span."""
 
     text: Tensor
     misfit: float
@@ -156,16 +156,12 @@ class _Beginning(NamedTuple):
 
 
 def embedding_rows(observation: Observation) -> Tensor:
-    """Return the squared length of the update of each token's embedding, `(vocabulary,)`."""
+    """Return the squared length of each token's embedding update, `(vocabulary,)`."""
     return observation.parts()["body.embed_in.weight"].square().sum(1)
 
 
 def occurring(rows: Tensor) -> Tensor:
-    """Return the tokens whose embeddings moved, int64, at least one.
-
-    Args:
-        rows: Squared lengths from `embedding_rows`.
-    """
+    """Return the tokens whose embeddings moved, by `embedding_rows`: int64, at least one."""
     largest = rows.max()
     threshold = torch.maximum(_ABOVE_MEDIAN * rows.median(), 1e-12 * largest)
     tokens = torch.nonzero(rows > threshold).flatten()
@@ -189,5 +185,5 @@ def _readers(model: Transformer, observation: Observation, tokens: int) -> list[
 
 
 def _without(vectors: Tensor, basis: Tensor) -> Tensor:
-    """Return the part of each row that is orthogonal to the rows of an orthonormal basis."""
+    """Return each row's part orthogonal to the rows of an orthonormal basis."""
     return vectors - (vectors @ basis.T) @ basis

@@ -5,7 +5,7 @@
     >>> roc.at(0.01).tpr
     0.27...
 
-Many models are trained by the same algorithm, each on a random half of the same candidates. Each is
-attacked with the others as reference models. An attack sees only the final models' probability of
-the right label.
+Many models are trained by one algorithm, each on a random half of the same candidates. Each is
+attacked with the others as references. An attack sees only the final models' probability of the
+right label.
 """

@@ -1,11 +1,11 @@
-"""Membership inference: a loss threshold, LiRA, RMIA, and the game in which each model is a target.
+"""Membership inference: a loss threshold, LiRA, RMIA, and the game with each model as the target.
 
 LiRA takes a candidate's confidences under reference models as a Gaussian. Online, some references
-were trained on the candidate, and the score is the likelihood ratio of the two Gaussians. Offline,
-none was, and the score is how far above them the target lies.
+were trained on it, and the score is the likelihood ratio of the two Gaussians. Offline, none was,
+and the score is how far above them the target lies.
 
 RMIA compares a candidate with others that no model was trained on: does the target raise its
-probability over that of the references by more than theirs? One or two references are enough.
+probability over the references' by more than theirs? One or two references are enough.
 
 References:
     Carlini et al. 2022, "Membership Inference Attacks From First Principles", arXiv 2112.03570,
@@ -41,7 +41,7 @@ Attack: TypeAlias = Callable[[Observations, int], NDArray[np.float64]]
 
 
 def loss_threshold(observations: Observations, target: int) -> NDArray[np.float64]:
-    """Return the negative loss of each candidate, float64 `(candidates,)`; no reference is used.
+    """Return each candidate's negative loss, float64 `(candidates,)`, without references.
 
     The records that a model fits best were probably trained on (Yeom et al. 2018, "Privacy Risk in
     Machine Learning", arXiv 1709.01604, adversary 2).
@@ -50,9 +50,9 @@ def loss_threshold(observations: Observations, target: int) -> NDArray[np.float6
 
 
 def lira(observations: Observations, target: int, *, online: bool) -> NDArray[np.float64]:
-    """Return the score of each candidate, float64 `(candidates,)`, by all other models.
+    """Return each candidate's score, float64 `(candidates,)`, by all other models.
 
-    `online` uses references that were trained on a candidate, too.
+    `online` uses references trained on a candidate, too.
     """
     rows = observations.references(target)
     references, inside = observations.candidates[rows], observations.members[rows]
@@ -77,20 +77,19 @@ def rmia(
 ) -> NDArray[np.float64]:
     """Return the share of the population that each candidate beats, float64 `(candidates,)`.
 
-    The ratio itself breaks ties, which are many in a small population: otherwise few false alarms
-    would have no threshold.
+    The ratio itself breaks the many ties of a small population: otherwise few false alarms would
+    have no threshold.
 
     Args:
-        observations: Confidences; the references of a candidate are the first models that were not
-            trained on it.
+        observations: Confidences; a candidate's references are the first models not trained on it.
         target: Row of the attacked model.
         references: Number of references, at least 1.
-        offline_a: Constant `a` of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean model's `p`,
-            from `p_out` of models without the candidate.
+        offline_a: Constant `a` in [0, 1] of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean
+            model's `p`, from `p_out` of models without the candidate.
         gamma: Factor by which a candidate has to beat one of the population, at least 1.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of range.
     """
     if references < 1:
         raise ValueError(f"references is {references}; write at least 1")
@@ -129,7 +128,7 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
 
 
 def attacked(observations: Observations, attack: Attack) -> Roc:
-    """Attack every model, each with the others for reference, and return the ROC of all scores."""
+    """Attack each model with the others for reference; return the ROC of all scores."""
     scores = np.stack([attack(observations, target) for target in range(observations.models)])
     return Roc(scores[observations.members], scores[~observations.members])
 
@@ -137,10 +136,10 @@ def attacked(observations: Observations, attack: Attack) -> Roc:
 def _gaussian(
     confidences: NDArray[np.float64], chosen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
-    """Return mean and deviation of each candidate over the chosen models.
+    """Return each candidate's mean and deviation over the chosen models.
 
-    Few models share one deviation, as one per candidate would be noise. A candidate without a
-    chosen model gets the mean of all.
+    With few models all share one deviation, as one per candidate would be noise. A candidate
+    without a chosen model gets the mean of all.
     """
     counts = chosen.sum(axis=0)
     sums = np.where(chosen, confidences, 0.0).sum(axis=0)

@@ -1,4 +1,4 @@
-"""Input of every membership attack: confidences of many models."""
+"""Input of membership attacks: confidences of many models."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from scipy.special import logsumexp
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observations:
-    """Confidences of models that were trained alike, each on its own random half of candidates.
+    """Confidences of models trained alike, each on its own random half of candidates.
 
     Attributes:
-        members: Bool `(models, candidates)`: whether a candidate was part of a training. The coins
-            are fair and independent: otherwise a score could show more than what was learned.
+        members: Bool `(models, candidates)`: whether a candidate was in a training. The coins are
+            fair and independent: otherwise a score could show more than what was learned.
         candidates: Float64 `(models, candidates)`: logit-scaled confidences (`logit_confidence`),
             or a client's mean of them (`mean_per_client`).
-        population: Float64 `(models, others)`: confidences of others, on which no model was
-            trained.
+        population: Float64 `(models, others)`: confidences of others that no model was trained on.
     """
 
     members: NDArray[np.bool_]
@@ -30,8 +29,8 @@ class Observations:
         """Check that everything belongs together.
 
         Raises:
-            ValueError: If shapes differ, there are too few models or candidates, or a confidence is
-                not finite.
+            ValueError: If shapes differ, there are fewer than 3 models, no candidates or no
+                population, or a confidence is not finite.
         """
         models = len(self.members)
         if self.members.shape != self.candidates.shape or len(self.population) != models:
@@ -70,11 +69,7 @@ def logit_confidence(
     """Return the logit-scaled confidence in the right label, `log(p / (1 - p))`, float64 `(n,)`.
 
     Over models it is close to a Gaussian, unlike the loss (Carlini et al. 2022, section IV). It is
-    computed from logits: a `p` close to 1 would lose its digits.
-
-    Args:
-        logits: A classifier's outputs, `(n, classes)`.
-        labels: Right labels, `(n,)`.
+    computed from logits, `(n, classes)`: a `p` close to 1 would lose its digits.
     """
     wide = np.array(logits, dtype=np.float64)
     rows = np.arange(len(labels))
@@ -89,8 +84,8 @@ def mean_per_client(
     """Return each client's mean confidence, float64 `(models, num_clients)`.
 
     Args:
-        confidences: Confidences of records, `(models, records)`.
-        clients: Client of each record, `(records,)`, in `0..num_clients - 1`.
+        confidences: Of records, `(models, records)`.
+        clients: Each record's client, `(records,)`, in `0..num_clients - 1`.
         num_clients: Number of clients.
 
     Raises:

@@ -1,7 +1,7 @@
 """The ROC of an attack, and its rates at few false positives.
 
-A mean over all candidates hides the few that an attack identifies with certainty. So the rates at
-few false alarms count (Carlini et al. 2022, section III).
+A mean over all candidates hides the few that an attack identifies with certainty. So rates at few
+false alarms count (Carlini et al. 2022, section III).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class OperatingPoint:
     """Rates of an attack at one threshold.
 
     Intervals are Clopper-Pearson's, for independent trials. They hold although the threshold comes
-    from the negatives that are counted at it: it is an order statistic of them, whose true
-    false-positive rate has the law of the interval's upper end.
+    from the negatives counted at it: it is their order statistic, and its true false-positive rate
+    has the law of the interval's upper end.
 
     Attributes:
         target_fpr: The requested false-positive rate.
@@ -40,24 +40,22 @@ class OperatingPoint:
 
     @property
     def tpr(self) -> float:
-        """The share of members that are called members."""
+        """The share of members called members."""
         return self.counts.true_positives / self.counts.positives
 
     @property
     def fpr(self) -> float:
-        """The share of others that are called members."""
+        """The share of others called members."""
         return self.counts.false_positives / self.counts.negatives
 
     def tpr_interval(self, alpha: float) -> tuple[float, float]:
-        """Return the interval of the true-positive rate, with confidence `1 - alpha`."""
+        """Return the true-positive rate's interval, with confidence `1 - alpha`."""
         return clopper_pearson(self.counts.true_positives, self.counts.positives, alpha=alpha)
 
     def exceeds(self, allowed: TradeOff, alpha: float) -> bool:
-        """Return whether the attack does better than a guarantee allows.
+        """Return whether the attack lies above `allowed`, the curve of a guarantee.
 
-        Args:
-            allowed: The curve that no attack lies above.
-            alpha: Probability of a false accusation, if trials are independent.
+        `alpha` is the probability of a false accusation, if trials are independent.
         """
         least, largest = self.counts.rates(alpha)
         return least > float(allowed(largest))
@@ -75,7 +73,7 @@ class Roc:
         """Check the scores.
 
         Raises:
-            ValueError: If there are none of one kind, or one is NaN.
+            ValueError: If one kind has none, or one is NaN.
         """
         for name in ("members", "others"):
             scores = getattr(self, name)
@@ -85,13 +83,13 @@ class Roc:
 
     @property
     def auc(self) -> float:
-        """The probability that a member scores higher than another; a tie counts half."""
+        """The probability that a member outscores another; a tie counts half."""
         ranks = rankdata(np.concatenate([self.members, self.others]))
         n, m = len(self.members), len(self.others)
         return float((ranks[:n].sum() - n * (n + 1) / 2.0) / (n * m))
 
     def at(self, fpr: float) -> OperatingPoint:
-        """Return the most powerful threshold with at most that share of false positives.
+        """Return the most powerful threshold with at most this share of false positives.
 
         Raises:
             ValueError: If the rate is not in [0, 1].
@@ -112,7 +110,7 @@ class Roc:
         )
 
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return false- and true-positive rates from (0, 0) to (1, 1), one per threshold."""
+        """Return false- and true-positive rates from (0, 0) to (1, 1), a pair per threshold."""
         thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
         rates = [
             1.0 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores)
@@ -139,12 +137,12 @@ def plot_roc(
         rocs: ROC of each attack, by name.
         allowed: Curves that no attack lies above, the tightest last; none without a promise.
         target: Path of the PNG.
-        title: Title of the picture.
-        rates: False-positive rates to mark; half of the least is the axes' end.
+        title: The picture's title.
+        rates: False-positive rates to mark; the axes end at half of the least.
         alpha: False-alarm rate of the marked points' intervals.
 
     Returns:
-        Whether it was drawn: False without matplotlib.
+        False if not drawn, without matplotlib.
     """
     picture = new_picture((1.0, 0.45), size=(9.0, 5.0))
     if picture is None:
