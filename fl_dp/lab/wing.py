@@ -50,7 +50,7 @@ class Lab(CommandWing):
         return {"tune": TuneSettings, "recovery": RecoverySettings}
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
-        """Return the charge of the clients' vote on hyper-parameters, if any."""
+        """The charge of a vote on hyper-parameters, if clients cast one."""
         from fl_dp.lab.tuning.candidates import vote_of
 
         vote = vote_of(settings)
@@ -73,7 +73,7 @@ class Lab(CommandWing):
     def unit_values(
         self, name: str, index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> NDArray[Any] | None:
-        """Return a unit's score of each candidate; the name is `trials`."""
+        """A unit's score of each candidate, if `name` is `trials`; else None."""
         from .tuning import TRIAL_VALUES
 
         if name != TRIAL_VALUES:

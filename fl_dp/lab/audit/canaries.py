@@ -71,18 +71,18 @@ class Canaries:
         return self._generator(2).permutation(self.size)
 
     def direction(self, canary: int) -> NDArray[np.float64]:
-        """Return one canary's direction, length 1, shape `(size,)`."""
+        """One canary's direction, length 1, shape `(size,)`."""
         return self.sum_of(np.arange(self.count) == canary)
 
     def sum_of(self, canaries: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the sum of some canaries' directions, shape `(size,)`; the mask is `(count,)`."""
+        """The sum of some canaries' directions, shape `(size,)`; the mask is `(count,)`."""
         coefficients = np.zeros(self.size)
         coefficients[self._rows[: self.count]] = canaries
         total: NDArray[np.float64] = idct(coefficients, norm="ortho") * self._signs
         return total
 
     def along(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a vector's coordinates along all directions, the canaries' first."""
+        """A vector's coordinates along all directions, the canaries' first."""
         coefficients: NDArray[np.float64] = dct(vector * self._signs, norm="ortho")
         return coefficients[self._rows]
 
@@ -95,7 +95,7 @@ def privacy_losses(
     noise_multiplier: float | NDArray[np.float64],
     sampling_rate: float,
 ) -> NDArray[np.float64]:
-    """Return one round's privacy loss for each direction; several rounds' losses add up.
+    """One round's privacy loss for each direction; several rounds' losses add up.
 
     `log(1 - q + q e^((2x - 1) / (2 z^2)))`, with z for `noise_multiplier` (one number, or one per
     direction), q for `sampling_rate` and x for `along`: the noisy sum without the others, in
@@ -105,7 +105,7 @@ def privacy_losses(
 
 
 def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
-    """Return Andrew et al.'s estimate of mu: no bound, and without a confidence.
+    """Andrew et al.'s estimate of mu: no bound, and without a confidence.
 
     With an independent vector, a random direction of `size` coordinates has a cosine of mean zero
     and variance `1 / size`. A contributing canary's with the release is larger by mu deviations.

@@ -23,12 +23,9 @@ _FARTHEST = 64  # rounds between two participations that are compared
 
 
 def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) -> Finding:
-    """Compare who took part with a secret coin per unit and round.
+    """Compare who took part, shape `(rounds, units)`, with a secret coin per unit and round.
 
-    Args:
-        asked: Who took part, shape `(rounds, units)`.
-        rate: Probability of each coin, as charged.
-        alpha: Probability that such coins are accused.
+    `rate` is each coin's charged probability. Such coins are accused with probability `alpha`.
     """
     rounds, units = asked.shape
     drawn = asked.astype(np.float64)
@@ -56,7 +53,7 @@ def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) 
 
 
 def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> float:
-    """Return the two-sided p-value of the count farthest from its binomial law."""
+    """The two-sided p-value of the count farthest from its binomial law."""
     values = np.atleast_1d(np.asarray(counts))
     if not values.size or not trials:
         return 1.0
@@ -65,7 +62,7 @@ def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> fl
 
 
 def _again(drawn: NDArray[np.float64], rate: float) -> float:
-    """Return the p-value of units that take part again some rounds later."""
+    """The p-value of units that take part again some rounds later."""
     rounds, units = drawn.shape
     farthest = min(rounds // 2, math.ceil(2.0 / rate), _FARTHEST)
     least = 1.0
@@ -78,7 +75,7 @@ def _again(drawn: NDArray[np.float64], rate: float) -> float:
 
 
 def _sizes(sizes: NDArray[np.float64], units: int, rate: float) -> float:
-    """Return a bound on the probability of sizes so far from the binomial law."""
+    """A bound on the probability of sizes so far from the binomial law."""
     size = np.arange(units + 1)
     empirical = np.searchsorted(np.sort(sizes), size, side="right") / len(sizes)
     apart = float(np.abs(empirical - binom.cdf(size, units, rate)).max())

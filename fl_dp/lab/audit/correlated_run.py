@@ -54,11 +54,9 @@ def matched_filters(
 ) -> list[ObservedRound]:
     """Return what the releases show of participations.
 
-    Args:
-        rounds: Every release, in order, with the multiplier of one participation.
-        indices: Index of each round in the ledger.
-        turns: Who may have taken part.
-        coefficients: First column of C in units of 2^-12; one entry for independent noise.
+    `rounds` are all releases, in order, with the multiplier of one participation, and `indices` are
+    theirs in the ledger. `coefficients` are C's first column in units of 2^-12: one entry for
+    independent noise.
 
     Returns:
         Rounds for `finding_of_run`. With `turns.asked`: one, for a sampling rate of 1. With groups:
@@ -76,7 +74,7 @@ def matched_filters(
 def with_fresh_noise(
     rounds: Sequence[ObservedRound], indices: Sequence[int], coefficients: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return releases with independent noise, its deviation in each, and C's first column.
+    """Releases with independent noise, its deviation in each, and C's first column.
 
     For arguments and errors see `matched_filters`.
     """
@@ -100,7 +98,7 @@ def _of_asked(
     column: NDArray[np.float64],
     scales: NDArray[np.float64],
 ) -> ObservedRound:
-    """Return the matched filter of all participations of each direction."""
+    """The matched filter of all of a direction's participations."""
     # Directions without a canary are trials, too: as if they had been asked with one of those.
     canary = np.arange(fresh.shape[1]) % asked.shape[1]
     turns = asked[:, canary].astype(np.float64)
@@ -121,7 +119,7 @@ def _of_turns(
     column: NDArray[np.float64],
     scales: NDArray[np.float64],
 ) -> list[ObservedRound]:
-    """Return the matched filter of one participation in each round, of its group's directions."""
+    """The matched filter of one participation in each round, of its group's directions."""
     assert turns.groups is not None
     groups = np.resize(turns.groups, fresh.shape[1])
     filtered = []

@@ -55,14 +55,14 @@ class Confusion:
         _require_counts(self.false_positives, self.negatives)
 
     def rates(self, alpha: float) -> tuple[float, float]:
-        """Return the least true-positive and the largest false-positive rate, each at alpha / 2."""
+        """The least true-positive and the largest false-positive rate, each at alpha / 2."""
         least, _ = clopper_pearson(self.true_positives, self.positives, alpha=alpha)
         _, largest = clopper_pearson(self.false_positives, self.negatives, alpha=alpha)
         return least, largest
 
 
 def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float, float]:
-    """Return the exact two-sided interval of a rate; each end fails with at most alpha / 2.
+    """The exact two-sided interval of a rate; each end fails with at most alpha / 2.
 
     Raises:
         ValueError: If successes are not in [0, trials], trials < 1, or alpha is not in (0, 1).
@@ -75,18 +75,14 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
 
 
 def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> float:
-    """Return the least epsilon that explains the counts; never below 0.
+    """The least epsilon that explains the counts; never below 0.
 
     The larger of two bounds, from `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR +
-    delta`. Both use the same two intervals: no confidence is lost.
-
-    Args:
-        counts: Counts at a threshold chosen on other trials.
-        alpha: Probability that the bound is too large, in (0, 1).
-        delta: In [0, 1).
+    delta`. Both use the same two intervals: no confidence is lost. It is too large with probability
+    at most `alpha`, if the threshold of `counts` was chosen on other trials.
 
     Raises:
-        ValueError: If alpha or delta is out of its range.
+        ValueError: If alpha is not in (0, 1) or delta not in [0, 1).
     """
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
@@ -97,7 +93,7 @@ def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> flo
 
 
 def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
-    """Return the least mu of Gaussian DP that explains the counts: `Phi^-1(TPR) - Phi^-1(FPR)`.
+    """The least mu of Gaussian DP that explains the counts: `Phi^-1(TPR) - Phi^-1(FPR)`.
 
     A bound for mechanisms with a Gaussian trade-off curve; 0 if nothing was shown.
 
@@ -111,7 +107,7 @@ def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
 
 
 def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
-    """Return the epsilon at `delta` of a mu-GDP mechanism: 0 for mu 0, infinity without noise."""
+    """The epsilon at `delta` of a mu-GDP mechanism: 0 for mu 0, infinity without noise."""
     if math.isinf(mu):
         return math.inf
     return gaussian_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
@@ -120,7 +116,7 @@ def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
 def most_that_clopper_pearson_shows(
     positives: int, negatives: int, *, alpha: float, delta: float
 ) -> float:
-    """Return an always right adversary's bound: an audit shows no larger epsilon."""
+    """An always right adversary's bound: an audit shows no larger epsilon."""
     perfect = Confusion(
         true_positives=positives, positives=positives, false_positives=0, negatives=negatives
     )
@@ -128,7 +124,7 @@ def most_that_clopper_pearson_shows(
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
-    """Return the largest refuted value up to `most`, from below; 0 if not even 0 is refuted.
+    """The largest refuted value up to `most`, from below; 0 if not even 0 is refuted.
 
     Args:
         refutes: Holds for all values below some value, and for none above.

@@ -64,7 +64,7 @@ def findings_on_noise(
 
 
 def deviation_of(draws: NDArray[np.float64], *, alpha: float) -> tuple[float, float]:
-    """Return an interval of Gaussian draws' deviation; each end fails with alpha / 2."""
+    """An interval of Gaussian draws' deviation; each end fails with alpha / 2."""
     squares = float(np.square(draws).sum())
     low, high = chi2.isf(alpha / 2.0, draws.size), chi2.ppf(alpha / 2.0, draws.size)
     return math.sqrt(squares / low), math.sqrt(squares / high)
@@ -170,7 +170,7 @@ def noise_has_one_size(
 def size_pvalue(
     energies: NDArray[np.float64], draws: int, part: NDArray[np.bool_] | Sequence[bool]
 ) -> float:
-    """Return the two-sided p-value of a part's energy, if all draws have one size.
+    """The two-sided p-value of a part's energy, if all draws have one size.
 
     Args:
         energies: Sum of squares of each row.
@@ -232,7 +232,7 @@ def _greatest_share(releases: int, draws: int, alpha: float) -> float:
 
 
 def _bits(pairs: int) -> int:
-    """Return the longest seed, in bits, that repeats among `pairs` pairs 19 times of 20."""
+    """The longest seed, in bits, that repeats among `pairs` pairs 19 times of 20."""
     # P(no pair is equal) = exp(-pairs / 2^bits) = 1 / 20.
     return max(0, math.floor(math.log2(pairs / math.log(20.0))))
 

@@ -50,14 +50,9 @@ _POINTS = 5000  # of a curve, on either side
 def p_value_of_guesses(
     epsilon: float, delta: float, *, canaries: int, guesses: int, right: int
 ) -> float:
-    """Bound the probability of `right` or more right guesses under (epsilon, delta), from above.
+    """An upper bound on the probability of `right` or more right guesses under (epsilon, delta).
 
-    Args:
-        epsilon: At least 0.
-        delta: In [0, 1).
-        canaries: Number of flipped coins.
-        guesses: Number of guessed coins.
-        right: Number of right guesses.
+    `canaries` coins are flipped, `guesses` of them guessed. Epsilon is at least 0, delta in [0, 1).
 
     Raises:
         ValueError: If the counts contradict each other.
@@ -80,7 +75,7 @@ def p_value_of_guesses(
 def epsilon_of_guesses(
     *, canaries: int, guesses: int, right: int, alpha: float, delta: float
 ) -> float:
-    """Return the largest epsilon that the right guesses refute, or 0.
+    """The largest epsilon that the right guesses refute, or 0.
 
     It is too large with probability at most `alpha`. For the counts see `p_value_of_guesses`.
 
@@ -97,17 +92,12 @@ def epsilon_of_guesses(
 
 
 def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: float) -> bool:
-    """Return whether so many right guesses have probability at most alpha under a curve.
+    """Whether so many right guesses have probability at most alpha under a curve.
 
-    Which coins are guessed may depend on everything but the coins.
-
-    Args:
-        curve: The claimed trade-off curve; as guesses are of both kinds, the larger of it and its
-            mirror image counts.
-        canaries: Number of flipped coins.
-        guesses: Number of guessed coins.
-        right: Number of right guesses.
-        alpha: Probability that a mechanism that keeps its claim is accused.
+    `curve` is the claimed trade-off curve; as guesses are of both kinds, the larger of it and its
+    mirror image counts. A mechanism that keeps it is accused with probability at most `alpha`.
+    Which coins are guessed may depend on everything but the coins. For the counts see
+    `p_value_of_guesses`.
 
     Raises:
         ValueError: If the counts contradict each other, or alpha is not in (0, 1).
@@ -116,7 +106,7 @@ def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: 
 
 
 def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> float:
-    """Return the largest mu of Gaussian DP that the right guesses refute, or 0.
+    """The largest mu of Gaussian DP that the right guesses refute, or 0.
 
     A bound for mechanisms with a Gaussian trade-off curve.
 
@@ -142,10 +132,7 @@ class Guesses:
 def guess(scores: NDArray[np.float64], included: NDArray[np.bool_], *, count: int) -> Guesses:
     """Guess that the canaries with the highest scores are in, those with the lowest out.
 
-    Args:
-        scores: One per canary, larger where it seems in.
-        included: The coins.
-        count: Number of guesses, half at either end.
+    Half of the `count` guesses are at either end; `included` are the coins.
 
     Raises:
         ValueError: If there are fewer than two guesses, or more than canaries.
@@ -256,7 +243,7 @@ def _refutes(
 
 
 def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return points of the least concave curve above a curve and its mirror image.
+    """Points of the least concave curve above a curve and its mirror image.
 
     The mirror image is of an adversary who says "without" instead. Only a concave curve holds for
     means over canaries.
@@ -269,7 +256,7 @@ def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 
 def _above(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return points whose connecting lines lie closely above a concave curve."""
+    """Points whose connecting lines lie closely above a concave curve."""
     small = np.logspace(-15.0, np.log10(0.5), _POINTS)
     alarms = np.concatenate([[0.0], small, 1.0 - small[-2::-1], [1.0]])
     hits = np.maximum.accumulate(np.asarray(curve(alarms), dtype=np.float64))
@@ -280,7 +267,7 @@ def _above(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _concave_above(
     x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the corners of the least concave curve above points, ascending in x."""
+    """The corners of the least concave curve above points, ascending in x."""
     corners: list[int] = []
     for point in range(len(x)):
         while len(corners) > 1:

@@ -48,7 +48,6 @@ class ScoreBounds:
         epsilon: Bound by Clopper-Pearson intervals, for any mechanism.
         mu: Bound on the mu of Gaussian DP.
         gaussian_epsilon: Epsilon of `mu`; a bound if the trade-off curve is Gaussian.
-        delta: Delta of both epsilons.
         at_epsilon: Counts at the threshold of `epsilon`.
         at_mu: Counts at the threshold of `mu`.
         alpha: Error probability of the intervals.
@@ -63,12 +62,12 @@ class ScoreBounds:
     alpha: float
 
     def violates(self, curve: TradeOff) -> bool:
-        """Return whether the counts lie above the claimed trade-off curve."""
+        """Whether the counts lie above the claimed trade-off curve."""
         rates = (at.rates(self.alpha) for at in (self.at_epsilon, self.at_mu))
         return any(hit > float(curve(alarm)) for hit, alarm in rates)
 
     def beside(self, claim: float, curve: TradeOff | None) -> dict[str, float]:
-        """Return the bounds by name; no Gaussian one above the claim if the curve holds."""
+        """The bounds by name; no Gaussian one above the claim if the curve holds."""
         bounds = {"gaussian": self.gaussian_epsilon, "clopper_pearson": self.epsilon}
         if curve is not None and self.gaussian_epsilon > claim and not self.violates(curve):
             del bounds["gaussian"]
@@ -83,17 +82,14 @@ def bounds_of_scores(
     delta: float,
     expected: _Scores | None = None,
 ) -> ScoreBounds:
-    """Return lower bounds from independent scores of trials without and with the secret.
+    """Lower bounds from independent scores of trials without and with the secret.
 
-    Args:
-        without: Scores without the secret.
-        with_secret: Scores with the secret.
-        alpha: Probability that any bound is too large.
-        delta: Delta of the guarantee.
-        expected: Draws from the claimed law, without and with; thresholds are chosen on them, too.
+    With probability `alpha` any bound is too large. Thresholds are chosen on `expected`, too: draws
+    from the claimed law, without and with the secret.
 
     Raises:
-        ValueError: If either kind has fewer than four scores, or one is not finite.
+        ValueError: If either kind has fewer than four scores, one is not finite, or alpha is not
+            in (0, 1).
     """
     require_probability(alpha=alpha)
     for name, scores in (("without", without), ("with", with_secret)):
@@ -115,7 +111,7 @@ def bounds_of_scores(
 
 
 def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: float) -> ScoreBounds:
-    """Return the bounds at thresholds chosen on other scores."""
+    """The bounds at thresholds chosen on other scores."""
     without, with_secret = counted_on
     level = alpha / 2.0
     thresholds = _thresholds(*chosen_on, negatives=len(without), positives=len(with_secret))
@@ -149,7 +145,7 @@ def _thresholds(
     negatives: int,
     positives: int,
 ) -> list[tuple[float, Confusion]]:
-    """Return thresholds, each with the counts expected of the other trials."""
+    """Thresholds, each with the counts expected of the other trials."""
     thresholds = []
     for threshold in np.unique(np.quantile(with_secret, np.linspace(0.0, 1.0, _CANDIDATES))):
         hit, alarm = (with_secret >= threshold).mean(), (without >= threshold).mean()
@@ -170,16 +166,13 @@ def mu_of_shift(
     *,
     alpha: float,
 ) -> float:
-    """Return a lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
+    """A lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
 
     It is the distance of the means over the noise's deviation, less its error. So it uses every
     digit of the scores, not only their side of a threshold. Infinity without noise.
 
-    Args:
-        without: Scores without the secret.
-        with_secret: Scores with the secret.
-        idle: Independent draws of the same noise, mean zero, where nothing is hidden.
-        alpha: Probability that the bound is too large.
+    `idle` has independent draws of the same noise, mean zero, where nothing is hidden. The bound is
+    too large with probability `alpha`.
 
     Raises:
         ValueError: If alpha is not in (0, 1).
@@ -207,7 +200,7 @@ def _confusion(
 
 
 def read_scores(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores without and with the secret: arrays `out` and `there` of a `.npz`.
+    """The scores without and with the secret: arrays `out` and `there` of a `.npz`.
 
     Raises:
         OSError: If the file can't be read.
@@ -234,8 +227,8 @@ def report_of_scores(
 
     Args:
         without: Scores of units that the training did not see, larger where the attack believes
-            that it did. Trials must be independent: exactly so are many independently trained
-            models; one model's are so only approximately.
+            that it did. Trials must be independent: those of many independently trained models are,
+            those of one model only approximately.
         with_secret: Scores of units that the training saw.
         claim: Claimed epsilon of one unit.
         delta: Delta of the claim.

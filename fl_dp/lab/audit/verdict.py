@@ -1,4 +1,4 @@
-"""Verdicts of audits: the claim, what was shown, and what would have been noticed."""
+"""Verdicts of audits: the claim, what was shown, what would have been noticed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class Finding:
     """One test of one claim.
 
     Attributes:
-        name: Name of the test.
         alpha: Probability that a claim that holds is accused.
         claim: Claimed epsilon; None where the test has none of its own.
         delta: Delta of claim and bounds.
@@ -85,7 +84,7 @@ class AuditReport:
 
     Attributes:
         subject: Name of what was audited.
-        findings: In the order of the tests.
+        findings: Findings in the order of the tests.
         notes: Further lines for the reader.
         estimates: Numbers that are no bounds, by name.
     """
@@ -117,7 +116,7 @@ class AuditReport:
 
 
 def audit_table(report: AuditReport) -> Table:
-    """Return one row per test."""
+    """One row per test."""
     numbers = ("claim", "lower bound", "of it", "confidence")
     rows = []
     for finding in report.findings:
@@ -137,7 +136,7 @@ def audit_table(report: AuditReport) -> Table:
 
 
 def audit_lines(report: AuditReport) -> list[str]:
-    """Return the lines below the table."""
+    """The lines below the table."""
     lines = []
     for finding in report.findings:
         sentences = filter(None, (finding.observed, finding.power))
@@ -155,7 +154,7 @@ def audit_lines(report: AuditReport) -> list[str]:
 
 
 def confidence(alpha: float) -> str:
-    """Return `1 - alpha` with the digits it needs."""
+    """`1 - alpha` with the digits it needs."""
     digits = max(2, math.ceil(-math.log10(alpha) - 1e-9))
     return f"{1.0 - alpha:.{digits}f}"
 

@@ -39,7 +39,7 @@ class ObservedRound:
     eligible: NDArray[np.bool_] | None = None
 
     def losses(self, sampling_rate: float) -> NDArray[np.float64]:
-        """Return the privacy loss along each direction, 0 where no canary can have taken part."""
+        """The privacy loss along each direction, 0 where no canary can have taken part."""
         losses = privacy_losses(self.along, self.noise_multiplier, sampling_rate)
         return losses if self.eligible is None else np.where(self.eligible, losses, 0.0)
 
@@ -56,17 +56,10 @@ def finding_of_run(
 ) -> Finding:
     """Return what a run's releases prove, beside its ledger's claim.
 
-    With a curve, rates of true and false positives are compared with it, and a Gaussian bound that
-    contradicts a curve that holds is left out.
-
-    Args:
-        canaries: The run's canaries.
-        rounds: Every release.
-        sampling_rate: Probability that a client is drawn; 1 if participation is known.
-        claim: Epsilon that the ledger claims for these rounds.
-        delta: Delta of the claim.
-        alpha: Probability that the bound is too large.
-        curve: Trade-off curve of the ledger's charges.
+    `claim` is the ledger's epsilon at `delta` for all these rounds, `curve` the trade-off curve of
+    its charges. Rates of true and false positives are compared with the curve, and a Gaussian bound
+    that contradicts a curve that holds is left out. The bound is too large with probability
+    `alpha`. `sampling_rate` is a client's; 1 if participation is known.
 
     Raises:
         ValueError: If no round was released, no canary was asked, or fewer than four directions
@@ -130,7 +123,7 @@ def finding_of_run(
 def _expected(
     rounds: list[ObservedRound], sampling_rate: float, asked: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return privacy losses of simulated runs that keep their claim, without and with a canary."""
+    """Privacy losses of simulated runs that keep their claim, without and with a canary."""
     # These runs only choose a threshold, so any seed will do.
     rng = np.random.default_rng(0)
     # If directions were asked in different rounds, each simulated run is that of one of them.
@@ -156,7 +149,7 @@ def _expected(
 
 
 def one_shot_epsilon(canaries: Canaries, moved: NDArray[np.float64], *, delta: float) -> float:
-    """Return Andrew et al.'s estimate at `delta` from the last model alone: no bound.
+    """Andrew et al.'s estimate at `delta` from the last model alone: no bound.
 
     `moved` is the last model less the first, flat.
     """
@@ -168,7 +161,7 @@ def one_shot_epsilon(canaries: Canaries, moved: NDArray[np.float64], *, delta: f
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Return the mu of Gaussian DP with this epsilon at this delta."""
+    """The mu of Gaussian DP with this epsilon at this delta."""
     if epsilon <= 0.0:
         return 0.0
     if math.isinf(epsilon):

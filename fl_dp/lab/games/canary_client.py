@@ -1,7 +1,7 @@
 """The `ClientApp` of an audited training: the task's clients, and nodes that host canaries.
 
 The same code draws, trains, clips and adds up both. A canary's update is a hundred clipping norms
-long, to audit clipping, too; it claims a billion records.
+long, so clipping is audited, too; it claims a billion records.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AuditedClient(NumPyClient):
 def canary_update(
     parameters: NDArrays, run: CanaryRun, canary: int, length: float
 ) -> list[NDArray[Any]]:
-    """Return the model, moved along a canary's direction if its coin includes it."""
+    """The model, moved along a canary's direction if its coin includes it."""
     floating = [np.issubdtype(array.dtype, np.floating) for array in parameters]
     size = sum(a.size for a, moves in zip(parameters, floating, strict=True) if moves)
     canaries = run.canaries(size)
@@ -72,7 +72,7 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 @lru_cache(maxsize=1)
 def _settings_of(text: str) -> Settings:
-    """Return a run's settings, read once for all its units."""
+    """A run's settings, read once for all its units."""
     return Settings.from_json(text)
 
 
@@ -87,7 +87,7 @@ def _count(context: Context, config: dict[str, Any]) -> int:
 def _train_many(
     context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
 ) -> Iterator[TrainedRows]:
-    """Train the task's clients together; of canaries none, as they move one by one."""
+    """Train the task's clients together; canaries move one by one."""
     run = CanaryRun.of(context.run_config)
     if run.first_on_node(_settings(config), node_of(context)) is None:
         yield from train_many(context, units, model, config)

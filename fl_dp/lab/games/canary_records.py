@@ -1,9 +1,9 @@
 """Records under DP-SGD: one client trains with canary records, and an adversary guesses its coins.
 
-Each canary record has an input of its own and a random label. So its gradient is as long as
-allowed, and moves weights that no other record moves. A fair coin includes it or not. The client
-trains by the usual code; the adversary sees the models that it sends. The auditor also sees what
-each step released, which shows the noise alone.
+Each canary record has its own input and a random label. So its gradient is as long as allowed, and
+moves weights that no other record moves. A fair coin includes it or not. The client trains by the
+usual code; the adversary sees the models it sends. The auditor also sees what each step released
+of excluded canaries' weights: noise alone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class AuditedRecords:
     """Records of one client, with canaries among them.
 
     Attributes:
-        features: The client's own features, shape `(n, f)`.
-        labels: The client's own labels, shape `(n,)`.
+        features: The client's own, shape `(n, ...)`.
+        labels: The client's own, shape `(n,)`.
         num_classes: Number of labels, at least 2.
         canaries: Number of canary records, including those left out.
         seed: Seed of canaries and coins.
@@ -72,7 +72,7 @@ class AuditedRecords:
 
     @classmethod
     def of_first_client(cls, settings: Settings, canaries: int) -> AuditedRecords:
-        """Return the records of a simulation's first client, with canaries.
+        """A simulation's first client, with canaries.
 
         Raises:
             ValueError: If the task's records are no numbers, or the canaries too few.
@@ -92,13 +92,13 @@ class AuditedRecords:
         )
 
     def coins(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Return which canaries are in, and the label of each."""
+        """Return which canaries are in, and each one's label."""
         rng = np.random.default_rng((self.seed, 20230515))
         return rng.random(self.canaries) < 0.5, rng.integers(self.num_classes, size=self.canaries)
 
 
 class _Watched(SGD):
-    """The optimizer; it records what each step releases of some weights."""
+    """The optimizer; records what each step releases of some weights."""
 
     def __init__(
         self, parameters: Any, *, columns: NDArray[np.int64], releases: list[Tensor]
@@ -122,14 +122,10 @@ def audit_records(
     train: Trainer = train_with_dp_sgd,
     on_participation: Callable[[], None] = lambda: None,
 ) -> AuditReport:
-    """Train by a plan, with canaries, and return what the models prove.
+    """Train by a plan, with canaries, and return what the models prove, beside its claim.
 
-    Args:
-        records: The client's records, with canaries.
-        plan: Plan of each participation, their number, and the claim.
-        alpha: Probability that a training that keeps its claim is accused.
-        train: Trains for one participation.
-        on_participation: Called after each participation.
+    A training that keeps its claim is accused with probability `alpha`. `train` trains for one
+    participation; `on_participation` is called after each.
     """
     included, labels = records.coins()
     own = records.features.reshape(len(records.features), -1).float()

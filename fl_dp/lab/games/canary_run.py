@@ -32,7 +32,6 @@ class CanaryRun:
     dealt to groups, in place of the last ones.
 
     Attributes:
-        count: Number of canaries.
         seed: Seed of their directions and coins.
         in_place: Whether they take clients' places.
     """
@@ -43,7 +42,7 @@ class CanaryRun:
 
     @classmethod
     def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
-        """Return `count` canaries for `size` coordinates; None: 1000, or as many as fit.
+        """`count` canaries for `size` coordinates; None: 1000, or as many as fit.
 
         Raises:
             ValueError: If the model or the roster has too little room.
@@ -70,11 +69,11 @@ class CanaryRun:
         return decode_text(cls, str(run_config[RUN_KEY]))
 
     def canaries(self, size: int) -> Canaries:
-        """Return the canaries of a model of `size` coordinates."""
+        """The canaries for a model of `size` coordinates."""
         return _canaries(self.count, size, self.seed)
 
     def first_on_node(self, settings: Settings, node: int) -> int | None:
-        """Return the first canary of a node, None if it hosts the task's clients."""
+        """A node's first canary, None if it hosts the task's clients."""
         nodes = settings.simulation.num_nodes(settings.task.num_clients)
         if self.in_place:
             nodes -= settings.simulation.num_nodes(self.count)
@@ -111,19 +110,19 @@ class CanaryRun:
 
 @lru_cache(maxsize=1)
 def _canaries(count: int, size: int, seed: int) -> Canaries:
-    """Return a run's canaries; directions and coins are drawn once for all units."""
+    """A run's canaries; directions and coins are drawn once for all units."""
     return Canaries(count=count, size=size, seed=seed)
 
 
 def takes_places(settings: Settings) -> bool:
-    """Return whether canaries take clients' places, as these are counted or dealt to groups."""
+    """Whether canaries take clients' places, as these are counted or dealt to groups."""
     return settings.privacy.mode == "correlated" or settings.selection.name != "poisson"
 
 
 def room_for_canaries(settings: Settings) -> list[str]:
-    """Return the overrides that make room for canaries.
+    """The overrides that make room for canaries.
 
-    If they take clients' places, at least four equal nodes: half can be the canaries'.
+    Where they take clients' places, there are at least four equal nodes: half can be the canaries'.
     """
     if not takes_places(settings):
         return ["roster_may_grow=true"]

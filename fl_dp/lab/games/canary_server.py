@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def observed_run(loop: WatchedLoop, moved: NDArray[np.float64]) -> ObservedRun:
-    """Return a run's observations, with its model's change, flat."""
+    """A run's observations, with its model's change, flat."""
     return ObservedRun(
         rounds=loop.observed,
         moved=moved,
@@ -78,7 +78,6 @@ class WatchedLoop(PrivateLoop):
     """The rounds, and an adversary that sees each release and knows what all others sent.
 
     Attributes:
-        canary_run: The run's canaries.
         observed: What the adversary saw in each round.
         indices: Each round's index in the ledger.
         asked: Which canaries took part in each round, for the auditor.
@@ -98,10 +97,10 @@ class WatchedLoop(PrivateLoop):
         self._watched: WatchedMode
 
     def make_mode(self, *args: Any) -> Mode:
-        """Return `PrivateLoop`'s mode, watched.
+        """`PrivateLoop`'s mode, watched.
 
         Raises:
-            ValueError: If not the server adds the noise.
+            ValueError: If the server does not add the noise.
         """
         mode = super().make_mode(*args)
         if not isinstance(mode, CentralMode):
@@ -132,7 +131,7 @@ class WatchedLoop(PrivateLoop):
         return PublicTurns(groups=groups, num_groups=sampling.num_groups)
 
     def groups(self) -> NDArray[np.int64]:
-        """Return each canary's public group, -1 where unknown."""
+        """Each canary's public group, -1 where unknown."""
         # A node that was never drawn has not reported its canaries: they have no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():

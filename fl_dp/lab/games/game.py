@@ -60,8 +60,7 @@ class Game:
     Attributes:
         name: Their difference.
         with_unit: Replies with the unit's contribution, by client.
-        without: Replies without it, by client.
-        nodes: Number of clients.
+        without: Replies without it.
         full: Whether all rounds are played, or a tenth.
         spread: Whether updates lie along all coordinates alike, or along the first.
         distance: Largest distance of the two sums, in clipping norms.
@@ -116,7 +115,7 @@ COHORT_SIZE = "noise and denominator are the same whatever the cohort"
 
 
 def names_of(subject: Subject) -> tuple[str, ...]:
-    """Return the names of the tests in `audit_strategy`."""
+    """The names of the tests in `audit_strategy`."""
     names = [game.name for game in GAMES]
     noise = [SIZE_OF_NOISE, NEW_NOISE, NEW_COORDINATES]
     cohorts = [COHORT_SIZE, COHORTS] if isinstance(subject, FlDp) else []
@@ -135,7 +134,7 @@ def audit_strategy(
     """Play every game and test the noise.
 
     Args:
-        subject: The strategy under audit.
+        subject: The strategy.
         rounds: Rounds of the longest game with each federation; other games take a tenth.
         alpha: Probability that a strategy that keeps its claim is accused, over all tests.
         delta: Delta of the claim.
@@ -203,7 +202,7 @@ class _Plays:
         self._plays: dict[str, _Play | _FailedPlay] = {}
 
     def of(self, game: Game) -> _Play | _FailedPlay:
-        """Return a game's releases, or how it failed."""
+        """A game's releases, or how it failed."""
         if game.name not in self._plays:
             self._plays[game.name] = self._play(game)
         return self._plays[game.name]
@@ -250,10 +249,10 @@ class _Plays:
 def play_game(
     subject: Subject, game: Game, rounds: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the releases without the unit and with it, each of shape `(rounds, size)`.
+    """Play a game; return the releases without the unit and with it, each `(rounds, size)`.
 
-    They are means, times the number of clients, over the clipping norm, and turned: the first
-    coordinate is the game's direction.
+    Means are multiplied by the number of clients, divided by the clipping norm and turned: the
+    first coordinate is the game's direction.
     """
     nodes = game.nodes + subject.crowd
     crowd = dict.fromkeys(range(game.nodes, nodes), _LONG)
@@ -267,7 +266,7 @@ def play_game(
 
 
 def _turned(rows: NDArray[np.float64], towards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reflect rows so that a direction of length 1 becomes the first coordinate."""
+    """Reflect rows: a direction of length 1 becomes the first coordinate."""
     normal = towards - direction(spread=False)
     square = float(normal @ normal)
     if not square:
@@ -313,9 +312,9 @@ def _finding_of_game(
 def _noise_has_its_size(
     subject: Subject, idle: NDArray[np.float64], alpha: float, delta: float
 ) -> Finding:
-    """Return the epsilon of the measured noise, by the chi-square law of its squares.
+    """The epsilon of the measured noise, by the chi-square law of its squares.
 
-    Too little noise bounds epsilon from below. Too much is reported: it helps nobody.
+    Too little noise bounds epsilon from below. Too much is reported: it is for nothing.
     """
     z = subject.noise_multiplier
     claim = gaussian_epsilon(z, delta)

@@ -1,8 +1,8 @@
 """The membership game on the app itself: many trainings, each with a random half of the candidates.
 
-Candidates are all clients, or all records of all clients. Each training is that of `fl-dp run`,
-over a grid in this process instead of Flower's simulation engine. A candidate that is left out
-contributes exactly zero: trainings with and without it are zero-out neighbours.
+Candidates are all clients, or all records of all clients. Each training is as by `fl-dp run`, over
+a grid in this process instead of Flower's simulation engine. A candidate left out contributes
+exactly zero: trainings with and without it are zero-out neighbours.
 """
 
 from __future__ import annotations
@@ -56,11 +56,9 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipPromise:
-    """The promise to each candidate.
+    """The promise to each candidate: its epsilon at `delta`.
 
     Attributes:
-        epsilon: Epsilon of one candidate.
-        delta: Delta of that epsilon.
         history: All charges of one candidate.
         neighboring_relation: Difference of trainings with and without a candidate.
         whom: The candidate in words, for example `one client`.
@@ -73,21 +71,21 @@ class MembershipPromise:
     whom: str
 
     def curve(self) -> TradeOff:
-        """Return the true-positive rates that epsilon and delta allow, by false-positive rate."""
+        """The true-positive rate that epsilon and delta allow, by false-positive rate."""
         return epsilon_delta_trade_off(self.epsilon, self.delta)
 
     def full_curve(self) -> TradeOff:
-        """Return the rate that the whole privacy-loss distribution allows, which is lower.
+        """The lower rate that the whole privacy-loss distribution allows.
 
         Raises:
-            ValueError: If there is no such distribution, or one too long to compute.
+            ValueError: If there is no such distribution, or it is too long to compute.
         """
         return trade_off(self.history, neighboring_relation=self.neighboring_relation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GameResult:
-    """Result of the game: the input of attacks, and each model's accuracies in [0, 1].
+    """Input of attacks, and each model's accuracies in [0, 1].
 
     `train_accuracy` is on the members' records, `test_accuracy` on the public test part.
     """
@@ -98,7 +96,7 @@ class GameResult:
 
 
 def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
-    """Return the promise to one candidate, a unit of `UNITS`; None if there is none.
+    """The promise to one candidate, a unit of `UNITS`; None if there is none.
 
     Raises:
         ValueError: If no game can be played, with what to write instead.
@@ -137,7 +135,7 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
 
 
 def _as_played(settings: Settings) -> Settings:
-    """Return settings without the check that ends a training half of whose candidates send zero."""
+    """Settings without the check that ends a training if half of the candidates send zero."""
     if not settings.protects_clients:
         return settings
     return replace(settings, privacy=replace(settings.promise, contribution_check=False))
@@ -180,13 +178,9 @@ def play(
 ) -> GameResult:
     """Train models, each with a random half of the candidates, and query all of them.
 
-    Members are drawn from `settings.seed`; noise and cohorts come from secret randomness.
-
-    Args:
-        settings: Settings of each training, with a number of `simulation.units_per_node`.
-        unit: One of `UNITS`.
-        models: Number of trainings, at least `FEWEST_MODELS`.
-        on_model: Called after each training.
+    `settings.seed` draws members; noise and cohorts come from secret randomness. The settings have
+    a number of `simulation.units_per_node`; `unit` is one of `UNITS`. There are at least
+    `FEWEST_MODELS` models. `on_model` is called after each training.
 
     Raises:
         ValueError: If no game can be played, or a model diverged.
@@ -239,18 +233,15 @@ def play(
 
 
 class _Player(TaskClient):
-    """A client of the task whose records are only the members of this training."""
+    """A client of the task with the members of this training alone."""
 
     def __init__(
         self, context: Context, unit: int = 0, *, members: NDArray[np.bool_], whole: bool
     ) -> None:
-        """Take the place of one of the units that a node hosts.
+        """Take the place of one of a node's units.
 
-        Args:
-            context: The node's context.
-            unit: Index among the node's units.
-            members: Which training rows are members.
-            whole: Whether clients are in or out as a whole; one that is out sends the model back.
+        `members` are the training rows that are in. With `whole`, clients are in or out as a whole;
+        one that is out sends the model back.
         """
         super().__init__(context, unit)
         self._members = members
@@ -267,7 +258,7 @@ class _Player(TaskClient):
         return super().fit(parameters, config)
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set, and the members among the client's rows."""
+        """The data set, and the members among the client's rows."""
         data = super().data(settings)
         if data is None:
             return None
@@ -275,7 +266,7 @@ class _Player(TaskClient):
         return dataset, rows[self._members[rows]]
 
     def records(self, settings: Settings) -> Records:
-        """Return all records of the client; those that are out are without content."""
+        """All of the client's records; those that are out have no content."""
         data = super().data(settings)
         assert data is not None  # every node has a client here
         dataset, rows = data
@@ -287,8 +278,8 @@ def train_with(
 ) -> ArrayRecord:
     """Train one model in this process and return it.
 
-    The run and the ledgers go to `folder`, which is created. `members`, bool `(n,)`, has the
-    training rows of the members; others contribute zero. `unit` is one of `UNITS`.
+    The run and the ledgers go to `folder`, created here. `members`, bool `(n,)`, marks the members'
+    training rows; others contribute zero. `unit` is one of `UNITS`.
 
     Raises:
         RuntimeError: If the training failed.
@@ -329,13 +320,13 @@ def _app(members: NDArray[np.bool_], *, whole: bool) -> ClientApp:
 def _candidate_rows(
     parts: Sequence[NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the client and the training row of each record that any client has."""
+    """The client and the training row of each client record."""
     clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return clients, np.concatenate(parts)
 
 
 def _population(dataset: Dataset, draws: np.random.Generator) -> NDArray[np.int64]:
-    """Return test rows, which no model is trained on.
+    """Test rows, on which no model is trained.
 
     Raises:
         ValueError: If there are too few.
@@ -350,7 +341,7 @@ def _population(dataset: Dataset, draws: np.random.Generator) -> NDArray[np.int6
 
 
 def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[np.int64]:
-    """Return the row numbers of made-up clients' records, int64 `(_MADE_UP, size)`."""
+    """The row numbers of made-up clients' records, int64 `(_MADE_UP, size)`."""
     size = min(size, available)
     return np.stack([draws.choice(available, size, replace=False) for _ in range(_MADE_UP)])
 
@@ -358,7 +349,7 @@ def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[n
 def _logits(
     model: nn.Module, dataset: Dataset, rows: NDArray[np.int64], split: str
 ) -> NDArray[np.float64]:
-    """Return a model's outputs for some rows, float64 `(n, classes)`."""
+    """A model's outputs for some rows, float64 `(n, classes)`."""
     model.eval()
     device = next(model.parameters()).device
     batches = []

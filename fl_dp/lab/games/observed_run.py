@@ -58,7 +58,7 @@ class ObservedRun:
 
     Attributes:
         rounds: Every release.
-        moved: Change of the model over all of them, flat.
+        moved: Change of the model over all rounds, flat.
         indices: Index of each round.
         turns: What is public of who took part; None: secret coins alone draw cohorts.
         coefficients: Coefficients of the noise, in units of 2^-12; one where it is independent.
@@ -176,14 +176,11 @@ class Audited:
         estimates: Mapping[str, float] | None = None,
         notes: Sequence[str] = (),
     ) -> AuditReport:
-        """Return the findings, with the notes that a reader needs.
+        """The findings, with the notes that a reader needs.
 
-        Args:
-            alpha: Probability that a run that keeps its claims is accused, over all findings.
-            subject: Name of what is audited.
-            knowledge: What the adversary knows besides the releases.
-            estimates: Numbers that are no bounds, by name.
-            notes: Further lines for the reader.
+        A run that keeps its claims is accused with probability `alpha`, over all findings.
+        `knowledge` is what the adversary knows besides the releases; `estimates`, by name, are no
+        bounds. `subject` names what is audited.
 
         Raises:
             ValueError: As `bound`.
@@ -229,7 +226,7 @@ class Audited:
         return replace(finding, name=finding.name + claim.label_suffix)
 
     def findings(self, *, alpha: float) -> tuple[Finding, ...]:
-        """Return the findings; the first ones bound the epsilon of each claim.
+        """The findings; the first ones bound the epsilon of each claim.
 
         A run that keeps its claims is accused with probability `alpha`, over all findings.
 
@@ -283,7 +280,7 @@ def report_of_run(
 
 
 def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
-    """Return one claim for all units, or one per group with its own budget.
+    """One claim for all units, or one per group with its own budget.
 
     `quoted` is the epsilon of all units, `history` the charged releases.
     """
@@ -312,7 +309,7 @@ def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
 
 
 def rate_of_coins(sampling: Sampling) -> float:
-    """Return a client's probability to be drawn in an eligible round; 1 if visible."""
+    """A client's probability to be drawn in an eligible round; 1 if visible."""
     if sampling.visible:
         return 1.0
     assert sampling.coin_rate is not None  # as `require_auditable` has checked
@@ -320,7 +317,7 @@ def rate_of_coins(sampling: Sampling) -> float:
 
 
 def _coins(run: ObservedRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
-    """Return the coins of a claim's canaries, one row per round or per turn of their group."""
+    """The coins of a claim's canaries, one row per round or per turn of their group."""
     if run.budget_groups is not None:
         return run.drawn[:, run.budget_groups == claim.group]
     if not sampling.takes_turns or run.turns is None or run.turns.groups is None:

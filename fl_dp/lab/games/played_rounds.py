@@ -51,7 +51,7 @@ class PaperLedger:
         participants: Sequence[str | int] | None = None,
         index: int | None = None,
     ) -> Reservation:
-        """Return the reservation that a real ledger would store."""
+        """Remember the charge; return the reservation that a ledger would have on disk."""
         event = self.plan.event_of(round)
         # No round of updates has one of these events.
         assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
@@ -113,7 +113,7 @@ class NodesOnly(Grid):
         self.num_nodes = num_nodes
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return their ids."""
+        """Their ids."""
         return range(FIRST_NODE, FIRST_NODE + self.num_nodes)
 
     def _unused(self, *args: object, **kwargs: object) -> NoReturn:
@@ -128,7 +128,7 @@ class NoModel(RuntimeError):
 
 
 def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
-    """Return a train reply of a node (index in the roster), for any round."""
+    """A train reply of a node (index in the roster), for any round."""
     be_in_a_run()
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
     give_id(asked, f"asked-{node}")
@@ -138,7 +138,7 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
 
 
 def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
-    """Return a vector as a model of equally long arrays."""
+    """A vector as a model of equally long arrays."""
     parts = np.split(vector, arrays)
     if arrays == 1:
         return {"w": parts[0]}
@@ -156,13 +156,8 @@ def play(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Play round 1 `rounds` times from a model of zeros, float64, named as by `as_arrays`.
 
-    Args:
-        strategy: A `DPFedAvg` over a `PaperLedger`, or one of Flower's.
-        replies: Each node's reply if it is asked; nodes without one are silent.
-        nodes: Number of nodes.
-        rounds: Number of rounds.
-        size: Length of the model.
-        arrays: Number of the model's equally long arrays.
+    The strategy is a `DPFedAvg` over a `PaperLedger`, or one of Flower's. Nodes without a reply are
+    silent. The model has `size` coordinates, in `arrays` equally long arrays.
 
     Returns:
         The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.

@@ -2,9 +2,9 @@
 
     >>> report = report_of_sums(make_plan(settings), "digits", size=8970, alpha=1e-6)
 
-Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all other
-values, and all shares of noise but those that the plan counts. So only these nodes are played, none
-late: other shares would hide more.
+Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all
+other values, and all shares of noise but those that the plan counts. So only these nodes are
+played, none late: other shares would hide more.
 """
 
 from __future__ import annotations
@@ -43,13 +43,9 @@ def report_of_sums(
 ) -> AuditReport:
     """Return what a planned training's opened sums prove, beside its claim.
 
-    Args:
-        plan: Plan with noise in shares.
-        subject: Name of what is audited.
-        size: Number of the model's coordinates.
-        alpha: Probability that sums that keep the claim are accused, over all findings.
-        count: Number of canaries, half of them left out; None: as many as fit, up to 1000.
-        seed: Seed of their directions and coins.
+    The plan has noise in shares, and the model `size` coordinates. Sums that keep the claim are
+    accused with probability `alpha`, over all findings. Of `count` canaries half are left out;
+    None: as many as fit, up to 1000. `seed` is that of their directions and coins.
 
     Raises:
         ValueError: If the model or a node's values have no room for the canaries.
@@ -91,10 +87,10 @@ def report_of_sums(
 
 
 def shares_of(plan: Plan) -> DistributedNoise:
-    """Return a plan's noise in shares.
+    """A plan's noise in shares.
 
     Raises:
-        TypeError: If it is not.
+        TypeError: If it has none.
     """
     if plan.noise is None:
         raise TypeError(f"noise {plan.noise_location} has no shares")
@@ -104,7 +100,7 @@ def shares_of(plan: Plan) -> DistributedNoise:
 def turns_of(plan: Plan, count: int) -> NDArray[np.bool_]:
     """Return who is in which sum, shape `(rounds, count)`: as often as a unit is charged for.
 
-    Secret coins decide, or its turns where participation is visible.
+    Secret coins decide, or the unit's turns where participation is visible.
     """
     law, rounds = plan.sampling, plan.rounds
     if not law.visible:
@@ -126,11 +122,8 @@ def play_sums(
 ) -> ObservedRun:
     """Return what the opened sums show of canaries.
 
-    Args:
-        plan: Plan of the training.
-        shares: A node's share of noise and encoder, for each sum.
-        canaries: Each included one sends one clipping norm.
-        asked: Which canaries are in each sum, shape `(rounds, count)`.
+    `shares` has a node's share of noise and encoder for each sum; `asked`, `(rounds, count)`, which
+    canaries are in it. Each included canary sends one clipping norm.
 
     Raises:
         ValueError: If a node's values are cut, as too many are on it.

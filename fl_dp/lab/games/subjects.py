@@ -58,7 +58,7 @@ class Sent:
 
 
 def direction(*, spread: bool) -> NDArray[np.float64]:
-    """Return the updates' direction, length 1: the first coordinate, or all alike."""
+    """The updates' direction, length 1: the first coordinate, or all alike."""
     return np.full(SIZE, SIZE**-0.5) if spread else np.eye(1, SIZE)[0]
 
 
@@ -71,9 +71,8 @@ class Subject(ABC):
     """A strategy to be audited.
 
     Attributes:
-        name: Name in reports.
         noise_multiplier: Configured noise on the sum over the clipping norm: one round's claim.
-        clipping_norm: Of the first round.
+        clipping_norm: Clipping norm of the first round.
         crowd: Additional clients of each game, whose updates are clipped.
     """
 
@@ -85,7 +84,7 @@ class Subject(ABC):
     def play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float = 1.0
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the released models and who was asked, as `played_rounds.play` does."""
+        """The released models and who was asked, as `played_rounds.play` does."""
         with flower_in_silence():
             return self._play(replies, nodes=nodes, rounds=rounds, rate=rate)
 
@@ -101,7 +100,6 @@ class FlDp(Subject):
     """`DPFedAvg`, or a broken copy of it.
 
     Attributes:
-        loop_class: Class of its loop.
         adaptive: Whether the clipping norm follows a quantile.
         arrays: Number of the model's arrays; if several, each has its own norm.
         selection: Makes the selection from the sampling rate; None: the plan's.
@@ -114,7 +112,7 @@ class FlDp(Subject):
     selection: Any = field(default=None)
 
     def plan(self, nodes: int, rate: float = 1.0) -> Plan:
-        """Return the strategy's plan."""
+        """The strategy's plan."""
         clipping: Clipping = FixedClipping(norm=self.clipping_norm)
         if self.adaptive:
             clipping = AdaptiveClipping(norm=self.clipping_norm)
@@ -131,7 +129,7 @@ class FlDp(Subject):
         )
 
     def strategy(self, nodes: int, rate: float = 1.0) -> DPFedAvg:
-        """Return the strategy, charged on paper alone."""
+        """The strategy, charged on paper alone."""
         plan = self.plan(nodes, rate)
         selection: Selection | None = None if self.selection is None else self.selection(rate)
 
@@ -197,7 +195,7 @@ class FlowersOwn(Subject):
 
 
 def subjects(noise_multiplier: float, *, of_flower: bool) -> list[Subject]:
-    """Return strategies with each kind of clipping: fl-dp's, or Flower's wrappers."""
+    """Strategies with each kind of clipping: fl-dp's, or Flower's wrappers."""
     z = noise_multiplier
     if of_flower:
         adaptive = "Flower's server-side adaptive clipping"

@@ -25,10 +25,10 @@ TUNABLE = (
 
 
 def candidates_of(settings: Settings) -> tuple[Settings, ...]:
-    """Return a run's settings with each candidate, in order.
+    """A run's settings with each candidate, in order.
 
     Raises:
-        ConfigError: If a key can't be tuned, a value is wrong, or parts of the model do not travel.
+        ConfigError: If a key can't be tuned, a value is wrong, or a part of the model stays local.
     """
     candidates = tune_of(settings).candidates or ()
     if candidates and (settings.model.shared or settings.model.lora_rank):
@@ -40,7 +40,7 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
 
 
 def as_chosen(settings: Settings, candidate: str) -> Settings:
-    """Return a run's settings after the choice.
+    """A run's settings after the choice.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -50,9 +50,7 @@ def as_chosen(settings: Settings, candidate: str) -> Settings:
 
 
 def with_candidate(settings: Settings, candidate: str) -> Settings:
-    """Return settings with one candidate's overrides.
-
-    A candidate is its overrides, for example `client.learning_rate=0.5 clipping.norm=1`.
+    """Settings with a candidate's overrides, as `client.learning_rate=0.5 clipping.norm=1`.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -78,7 +76,7 @@ def require_tunable(key: str) -> None:
 
 
 def vote_of(settings: Settings) -> NoiseChoice | None:
-    """Return the clients' vote, None without one.
+    """The clients' vote, None without one.
 
     Privacy: the draw costs `tune.share * privacy.epsilon` of bounded range, for any number of
     candidates; see `Vote`.

@@ -34,13 +34,13 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def _left_over(folder: RunFolder) -> str:
-    """Name the leftovers of an interrupted choice, which have to stay secret."""
+    """Name an interrupted choice's leftovers, which must stay secret."""
     trials = folder.path / TRIALS
     return f"; delete {trials}, which shows what lost" if trials.exists() else ""
 
 
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
-    """Return the settings to train with, after a choice if they ask for one.
+    """Choose hyper-parameters, if the settings ask for it, and return those to train with.
 
     The choice goes to the run's `config.yaml`; `run_id` names the opening in the ledger.
 
@@ -66,7 +66,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
 
 
 def _recorded_choice(folder: RunFolder) -> str | None:
-    """Return an interrupted run's choice, None if it had made none."""
+    """An interrupted run's choice, None if it had made none."""
     if not folder.ledger.exists():
         return None
     with folder.read_ledger() as ledger:
@@ -79,7 +79,7 @@ def _record(folder: RunFolder, chosen: Settings) -> None:
 
 
 def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> str:
-    """Choose a candidate, and return it once it is in the ledger."""
+    """Choose a candidate; return it once it is in the ledger."""
     check_data(settings)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     plan = folder.read_plan() if folder.ledger.exists() else make_plan(settings)
@@ -152,5 +152,5 @@ def _write_down(
 
 
 def plan_with(plan: Plan, chosen: Settings) -> Plan:
-    """Return a plan of the chosen settings' releases, at the same charge."""
+    """A plan of the chosen settings' releases, at the same charge."""
     return plan.with_clipping(make_clipping(chosen))

@@ -41,7 +41,6 @@ class Stopped:
 
     Attributes:
         folder: The run's folder; receives the winner.
-        settings: The run's settings.
         candidates: Candidate of each training, in order; their number is as secret as the noise.
         noise_multiplier: Noise multiplier of each training.
         budget_of_one: Epsilon of one training alone.
@@ -103,9 +102,8 @@ class Stopped:
     def keep(self, folders: Sequence[RunFolder], scores: Sequence[float]) -> None:
         """Keep the best training in the run's folder, and record the choice.
 
-        Args:
-            folders: Folders of all trainings, in order.
-            scores: Scores on public rows or of released metrics; failures: minus infinity or NaN.
+        `scores` are on public rows or of released metrics, in the trainings' order; minus infinity
+        or NaN for a failure.
 
         Raises:
             ValueError: If all failed; the choice stays charged.
@@ -167,7 +165,7 @@ class Stopped:
 
 
 def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
-    """Return the plan of each training and the choice's, whose one event covers all.
+    """The plan of each training and the choice's, whose one event covers all.
 
     Privacy: the best training's rounds, against adversaries that see no other training, within
     `privacy.epsilon`; see `RandomStoppingEvent`.

@@ -1,7 +1,7 @@
 """Short trial of a candidate on a few records: a small federation on one client.
 
 The client deals its records to at most four stand-ins, which train like clients of the run. The
-mean of their clipped updates gets a real round's noise and goes through the run's optimizer. So a
+mean of their clipped updates gets a real round's noise, then the run's server optimizer. So a
 candidate does badly here, too, if its signal drowns in noise or its clients disagree. The noise
 protects nobody: a score leaves the client, bounded and charged.
 """
@@ -32,7 +32,7 @@ from fl_dp.tasks.training import evaluate, train_locally
 
 
 class ServerStep:
-    """State of a server optimizer over the rounds of one trial."""
+    """State of a server optimizer over a trial's rounds."""
 
     def __init__(self, settings: ServerOptimizerSettings, rounds: int) -> None:
         """Start before the first of `rounds` rounds."""
@@ -43,7 +43,7 @@ class ServerStep:
         self._squares: NDArray[np.float64] | float = 0.0
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the model's change for a round's mean update, in its shape."""
+        """The model's change for a round's mean update, in its shape."""
         chosen, remaining = self._settings, 1.0 - self._rounds / self._last
         self._rounds += 1
         if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
@@ -67,7 +67,7 @@ class ServerStep:
     def _decayed(
         self, chosen: FedAdamSettings, squares: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the next running squares of `fedadam` or `fedyogi`."""
+        """The next running squares of `fedadam` or `fedyogi`."""
         before, decay = self._squares, chosen.beta_2
         if isinstance(chosen, FedYogiSettings):
             return np.asarray(before - (1.0 - decay) * squares * np.sign(before - squares))
@@ -93,7 +93,7 @@ class TrialRounds:
     denominator: float
 
     def std(self, clipping_norm: float) -> float:
-        """Return the noise's standard deviation on each coordinate of a round's mean."""
+        """The noise's standard deviation on each coordinate of a round's mean."""
         return self.multiplier * clipping_norm / self.denominator
 
 
@@ -106,18 +106,13 @@ def trial_score(
     seed: int,
     build: Callable[[], nn.Module],
 ) -> float:
-    """Return a candidate's score on records that its trial did not train on.
+    """Score a candidate, in `settings`, on records that its trial did not train on.
 
     Up to a third of the records is measured: only those whose label another record has, too, as
     most clients lack some labels. Where labels are numbers, any third is measured.
 
-    Args:
-        settings: Settings of the run, with the candidate.
-        features: Shape `(n, ...)`.
-        labels: Shape `(n,)`.
-        rounds: Rounds of the trial.
-        seed: Seed of split, order of records and noise: the same for all candidates.
-        build: Returns the candidate's model with its first weights.
+    `features` are `(n, ...)`, `labels` `(n,)`. All candidates have the same `seed`, of split, order
+    of records and noise. `build` returns the candidate's model with its first weights.
 
     Returns:
         Share of the client's other labels ranked below the right one, in [0, 1]: an accuracy for
@@ -140,7 +135,7 @@ def trial_score(
 
 
 def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to measure, and those to train on, with every label."""
+    """The rows to measure, and those to train on, with every label."""
     most, remaining = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
     trained: list[int] = []
@@ -182,13 +177,13 @@ def _train(
 
 
 def _flat(model: nn.Module) -> NDArray[np.float64]:
-    """Return all numbers of a model in one vector."""
+    """A model's numbers in one vector."""
     parts = [array.ravel() for array in get_arrays(model).values()]
     return np.concatenate(parts).astype(np.float64)
 
 
 def _shaped(flat: NDArray[np.float64], arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a vector in the arrays' shapes and types."""
+    """A vector in the arrays' shapes and types."""
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return [
         part.reshape(array.shape).astype(array.dtype)
@@ -202,7 +197,7 @@ def _ranked_right(
     labels: NDArray[np.int64],
     trained_labels: NDArray[np.int64],
 ) -> float:
-    """Return the share of other trained labels with a lower logit than the right; ties halve."""
+    """The share of other trained labels with a lower logit than the right; ties halve."""
     device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():

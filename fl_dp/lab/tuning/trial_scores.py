@@ -23,7 +23,7 @@ _MOST_PARTS = 64  # of the public rows: enough for a mean
 
 
 def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> ConfigRecord:
-    """Return the config that tells a node to try `rounds` of each candidate.
+    """The config that tells a node to try `rounds` of each candidate.
 
     `candidates` are their settings, as clients may know them.
     """
@@ -39,9 +39,9 @@ def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> Config
 def scores_of_unit(
     index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
 ) -> NDArray[np.float64]:
-    """Return a unit's score of each candidate, by trials on its own records.
+    """Score each candidate by trials on a unit's own records.
 
-    `index` is that of the unit among those of all nodes; `config` is from `trials_config`.
+    `index` is the unit's among those of all nodes; `config` is from `trials_config`.
 
     Returns:
         Shape `(candidates,)`; NaN where the unit has too few records.
@@ -63,12 +63,9 @@ def scores_of_unit(
 
 
 def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArray[np.float64]:
-    """Return the server's score of each candidate, by trials on its public test part.
+    """Score each candidate by trials on the server's public test part, shape `(candidates,)`.
 
     The rows are dealt to at most 64 parts of a client's size, whose scores are averaged.
-
-    Returns:
-        Shape `(candidates,)`.
 
     Raises:
         ValueError: If there are fewer than two rows.

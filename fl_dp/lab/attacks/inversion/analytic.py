@@ -39,7 +39,7 @@ class AnalyticInversion(Attack):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return the inputs. See `Attack.recover`; `seed` is not used.
+        """The inputs. See `Attack.recover`; `seed` is not used.
 
         Raises:
             ValueError: If the first layer with parameters is not linear with a bias.
@@ -68,7 +68,7 @@ def _inverted(
 
 
 def first_linear(model: nn.Module) -> str:
-    """Return the name of the first layer with parameters, which reads the input.
+    """The name of the first layer with parameters, which reads the input.
 
     Raises:
         ValueError: If it is not linear with a bias.
@@ -87,7 +87,7 @@ def first_linear(model: nn.Module) -> str:
 
 
 def recovered_labels(observation: Observation) -> Tensor:
-    """Return the likeliest labels, int64 `(records,)`, in increasing order.
+    """The likeliest labels, int64 `(records,)`, in increasing order.
 
     The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record
     negative at the label alone. For several, equal first predictions and one absent class are
@@ -111,7 +111,7 @@ def recovered_labels(observation: Observation) -> Tensor:
 
 
 def num_classes(model: nn.Module) -> int:
-    """Return a model's number of classes.
+    """A model's number of classes.
 
     Raises:
         ValueError: If it does not end in a linear layer.

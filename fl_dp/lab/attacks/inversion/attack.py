@@ -43,7 +43,7 @@ class LocalTraining:
             )
 
     def batches(self, records: int) -> list[slice]:
-        """Return the records of each step of an epoch, in order."""
+        """The records of each step in an epoch, in order."""
         size = self.batch_size or records
         return [slice(start, start + size) for start in range(0, records, size)]
 
@@ -62,7 +62,7 @@ class ClientRecords:
     labels: Tensor
 
     def __len__(self) -> int:
-        """Return the number of records."""
+        """The number of records."""
         return len(self.labels)
 
 
@@ -74,10 +74,10 @@ class Observation:
         model: Public model before the round, on the CPU; an attack never changes it.
         update: Float64 `(d,)`: change of the trainable parameters, flat in the model's order; the
             mean over clients if the adversary sees their sum.
-        training: Training of each client.
-        records: Records of all clients in the update together.
-        clipping_norm: L2 bound of the clipping of one client's update; None if nothing was clipped,
-            or several clients were.
+        training: Each client's.
+        records: Number of records of all clients in the update.
+        clipping_norm: L2 bound of one client's clipped update; None if nothing was clipped, or
+            several clients are in it.
     """
 
     model: nn.Module
@@ -87,7 +87,7 @@ class Observation:
     clipping_norm: float | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """Return each trainable parameter's update, float64, by name."""
+        """Each trainable parameter's update, float64, by name."""
         parameters = self.model.named_parameters()
         trainable = [(name, values) for name, values in parameters if values.requires_grad]
         split = torch.split(self.update, [values.numel() for _, values in trainable])
@@ -98,7 +98,7 @@ class Observation:
 
 
 def flat_parameters(model: nn.Module) -> Tensor:
-    """Return the trainable parameters, float64 `(d,)`, in the model's order."""
+    """The trainable parameters, float64 `(d,)`, in the model's order."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.cat([parameter.detach().reshape(-1).double() for parameter in trainable])
 
@@ -125,20 +125,17 @@ class PixelRange:
             raise ValueError(f"pixels need a range, got {self.low} to {self.high}")
 
     def to_unit(self, features: Tensor) -> Tensor:
-        """Return pixels from 0 to 1, for those that the model takes.
-
-        Their shape is `(..., channels, height, width)`.
-        """
+        """Pixels from 0 to 1, from the model's, `(..., channels, height, width)`."""
         low, high = self._bounds(features)
         return (features - low) / (high - low)
 
     def from_unit(self, pixels: Tensor) -> Tensor:
-        """Return pixels from 0 to 1 as the model takes them, in their shape."""
+        """Pixels from 0 to 1 as the model takes them, in their shape."""
         low, high = self._bounds(pixels)
         return low + pixels * (high - low)
 
     def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both ends, `(channels, 1, 1)`."""
+        """Both ends, `(channels, 1, 1)`."""
         return like.new_tensor(self.low).view(-1, 1, 1), like.new_tensor(self.high).view(-1, 1, 1)
 
 
@@ -170,13 +167,10 @@ class Attack(ABC):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return the records of each observation, as if it were attacked alone.
+        """Recover each observation's records, as if it were attacked alone.
 
-        Args:
-            observations: Of one model and training, with equally many records.
-            input_shape: Public shape of one record, channels first.
-            pixels: Public range of pixels.
-            seed: Seed of the first guesses.
+        Observations are of one model and training, with equally many records. `input_shape`, of one
+        record with channels first, and `pixels` are public. `seed` is for the first guesses.
 
         Raises:
             ValueError: If the attack does not fit the model, or what is public differs.
@@ -184,7 +178,7 @@ class Attack(ABC):
 
 
 def require_alike(observations: Sequence[Observation]) -> Observation:
-    """Return the first observation; check that all share what is public.
+    """Return the first observation, after a check that all share what is public.
 
     Raises:
         ValueError: If there is none, or they differ.

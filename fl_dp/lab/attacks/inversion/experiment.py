@@ -87,7 +87,6 @@ class Recovery:
     Attributes:
         dataset: Images, or tokens (`TextRecovery`); its training part gives attacked images and
             prior.
-        settings: Settings of the run.
     """
 
     dataset: Dataset
@@ -199,7 +198,7 @@ class Recovery:
         return PixelRange((float(images.min()),), (float(images.max()),))
 
     def _rows(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the training rows that are attacked, other clients', and the prior's."""
+        """The attacked training rows, other clients', and the prior's."""
         order = np.random.default_rng(seed).permutation(len(self.dataset.train_y))
         attacked = self.options.images * self._most_records
         others = attacked + (self.options.cohort - 1) * self.options.records
@@ -269,7 +268,7 @@ class Recovery:
         return ATTACKS[name](self.options.steps)
 
     def _of_cell(self, cell: RecoveryCell, threat: ThreatModel) -> dict[str, Any]:
-        """Return the columns that all rows of a cell share."""
+        """The columns that a cell's rows share."""
         return {
             "part": cell.part,
             "threat": cell.threat,
@@ -325,21 +324,19 @@ class Recovery:
         )
 
     def _other_images(self, seed: int) -> NDArray[np.float32]:
-        """Return the adversary's own images, none attacked."""
+        """The adversary's own images, none attacked."""
         features = self.dataset.features(self._rows(seed)[2]).astype(np.float32)
         return self.pixels.to_unit(torch.from_numpy(features)).numpy()
 
 
 def changed(model: nn.Sequential, network: str) -> nn.Sequential:
-    """Return a network with the same layers, and others that make an attack harder.
+    """A network with the same layers, and others that hinder an attack.
 
     These are victims only: batch statistics mix records, so no private training has them.
 
-    Args:
-        model: Layers in order; the result shares them.
-        network: `plain` changes nothing. `dropout` drops half of the activations, by coins that the
-            adversary does not see. `batch_norm` normalises activations by their batch's mean and
-            deviation, which the adversary can only compute from its own guesses.
+    The result shares the model's layers. `plain` changes nothing. `dropout` drops half of the
+    activations, by coins that the adversary does not see. `batch_norm` normalises activations by
+    their batch's mean and deviation, which the adversary can only compute from its own guesses.
 
     Raises:
         ValueError: If there is no such network.

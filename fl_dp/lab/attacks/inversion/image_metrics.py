@@ -25,18 +25,18 @@ Image = NDArray[np.floating]
 
 
 def mse(image: Image, other: Image) -> float:
-    """Return the pixels' mean squared difference."""
+    """The pixels' mean squared difference."""
     return float(np.mean((_wide(image) - _wide(other)) ** 2))
 
 
 def psnr(image: Image, other: Image) -> float:
-    """Return the peak signal-to-noise ratio in decibels; infinite for equal images."""
+    """The peak signal-to-noise ratio in decibels; infinite for equal images."""
     error = mse(image, other)
     return math.inf if error == 0.0 else -10.0 * math.log10(error)
 
 
 def ssim(image: Image, other: Image) -> float:
-    """Return the mean structural similarity over all windows of 7x7 pixels and all channels.
+    """The mean structural similarity over all windows of 7x7 pixels and all channels.
 
     1 for equal images; about 0 for unrelated ones; below for the reverse.
 
@@ -59,11 +59,11 @@ def ssim(image: Image, other: Image) -> float:
 
 
 def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the index of the recovered image to compare each true one with, int64 `(n,)`.
+    """The index of the recovered image to compare each true one with, int64 `(n,)`.
 
     Attacks do not know a batch's order. Each of n true images gets one of at least n recovered
-    ones, all `(channels, height, width)`; the sum of squared differences is least: in the attack's
-    favour.
+    ones, all `(channels, height, width)`, with the least sum of squared differences: in the
+    attack's favour.
 
     Raises:
         ValueError: If there are fewer recovered than true images.
@@ -76,7 +76,7 @@ def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDA
 
 
 def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean of images `(n, channels, height, width)` of the private ones' kind.
+    """The mean of images `(n, channels, height, width)` of the private ones' kind.
 
     Of guesses without an update it has the least expected MSE.
     """
@@ -85,7 +85,7 @@ def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def nearest_image(images: NDArray[np.float32], private: Image) -> NDArray[np.float32]:
-    """Return the image with the least MSE to a private one.
+    """The image with the least MSE to a private one.
 
     Only an adversary that knows the private image could choose it. So a recovery that beats it
     shows this image, not merely one of its kind.

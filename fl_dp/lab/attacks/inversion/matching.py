@@ -50,7 +50,7 @@ class DeepLeakage(Attack):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return the records. See `Attack.recover`."""
+        """The records. See `Attack.recover`."""
         first = require_alike(observations)
         simulated = SimulatedUpdate(first.model, first.training)
         generator = torch.Generator().manual_seed(seed)
@@ -73,7 +73,7 @@ class DeepLeakage(Attack):
         pixels: PixelRange,
         generator: torch.Generator,
     ) -> tuple[float, Recovered]:
-        """Return the smallest distance from one first guess, and its records."""
+        """The smallest distance from a first guess, and its records."""
         classes = num_classes(observation.model)
         guess = torch.rand(shape, generator=generator)
         logits = torch.randn((observation.records, classes), generator=generator)
@@ -124,7 +124,7 @@ class InvertingGradients(Attack):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return the records. See `Attack.recover`."""
+        """The records. See `Attack.recover`."""
         first = require_alike(observations)
         simulated = SimulatedUpdate(first.model, first.training)
         labels = torch.stack([recovered_labels(observation) for observation in observations])
@@ -167,7 +167,7 @@ class InvertingGradients(Attack):
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbouring pixels, `(k,)` for `(k, ..., h, w)`."""
+    """The mean absolute difference of neighbouring pixels, `(k,)` for `(k, ..., h, w)`."""
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
     right = (images[..., 1:] - images[..., :-1]).abs().flatten(1).mean(1)
     return down + right
@@ -194,14 +194,10 @@ class SimulatedUpdate:
             self._fixed[name] = buffer.detach()
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return several clients' updates, each from the same model.
+        """Several clients' updates from the same model, `(clients, d)`, as `Observation.update`.
 
-        Args:
-            features: Records, `(clients, n, *input_shape)`.
-            targets: The labels' probabilities, `(clients, n, classes)`.
-
-        Returns:
-            `(clients, d)`, in the order of `Observation.update`.
+        Features are `(clients, n, *input_shape)`; targets are the labels' probabilities,
+        `(clients, n, classes)`.
         """
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()

@@ -162,7 +162,7 @@ def draw_images(
 def _tiles(
     results: Mapping[tuple[str, float], CellResult], threat: str, levels: Sequence[float]
 ) -> list[tuple[NDArray[np.float32], float | None] | None]:
-    """Return a row's images with their PSNR in dB; None where nothing was attacked."""
+    """A row's images with their PSNR in dB; None where nothing was attacked."""
     example = next(result for (name, _), result in results.items() if name == threat)
     tiles: list[tuple[NDArray[np.float32], float | None] | None] = [(example.truth[0], None)]
     for level in levels:

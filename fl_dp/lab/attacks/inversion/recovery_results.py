@@ -28,7 +28,6 @@ class CellResult:
     Attributes:
         rows: The CSV's rows, one per attacked image.
         truth: The attacked images.
-        recovered: The recovered images.
         nearest: The prior's nearest image to each.
         mean: The prior's mean image; for text its most frequent token, repeated.
     """
@@ -48,7 +47,7 @@ def save_result(result: CellResult, file: Path) -> None:
 
 
 def load_result(file: Path) -> CellResult:
-    """Return a file's result.
+    """A cell's result, from its file.
 
     Raises:
         FileNotFoundError: If the cell is not finished.
@@ -83,12 +82,12 @@ _OF_TEXT = (
 
 
 def is_of_text(row: Mapping[str, Any]) -> bool:
-    """Return whether a CSV's row or a summary's means are of text."""
+    """Whether a CSV's row or a summary's means are of text."""
     return "in_place" in row
 
 
 def error_of(row: Mapping[str, Any]) -> float:
-    """Return a recovery's error: the MSE, or the share of wrong tokens."""
+    """A recovery's error: the MSE, or the share of wrong tokens."""
     if is_of_text(row):
         return 1.0 - float(row["in_place"])
     return float(row["mse"])
@@ -99,8 +98,7 @@ class Summary:
     """All images of one setting; the first seven fields are as in `RecoveryCell`.
 
     Attributes:
-        epsilon: Epsilon of the round; infinite where nothing is promised.
-        delta: Delta of that epsilon.
+        epsilon: Epsilon of the round at `delta`; infinite where nothing is promised.
         unit: Unit that epsilon protects.
         images: Number of images or texts, over all seeds.
         means: Each score's mean over seeds, after the mean over each seed's images.
@@ -133,7 +131,7 @@ class Summary:
 
 
 def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
-    """Return a summary of each setting in the CSV's rows, in order of first occurrence."""
+    """A summary of each setting in the CSV's rows, in order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _SETTING), []).append(row)
@@ -144,7 +142,7 @@ def strongest(
     summaries: Sequence[Summary],
     by: Callable[[Summary], tuple[object, ...]] = lambda summary: (summary.noise_multiplier,),
 ) -> list[Summary]:
-    """Return each group's summary with the least error."""
+    """Each group's summary with the least error."""
     best: dict[tuple[object, ...], Summary] = {}
     for summary in summaries:
         group = by(summary)
@@ -155,7 +153,7 @@ def strongest(
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the least noise at and above which recovery fails under one threat; else None."""
+    """The least noise at and above which recovery fails under one threat; else None."""
     failing = None
     for summary in sorted(summaries, key=lambda summary: -summary.noise_multiplier):
         if not summary.fails:
@@ -182,7 +180,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation; NaN for one value, or if a PSNR is infinite."""
+    """The standard deviation; NaN for one value, or if a PSNR is infinite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.nan
     return statistics.stdev(values)

@@ -85,7 +85,7 @@ class RecoverySettings:
 
 
 def recovery_settings_of(settings: Settings) -> RecoverySettings:
-    """Return the group `recovery` of a run's settings."""
+    """The group `recovery` of a run's settings."""
     group = getattr(settings, "recovery", None)
     return group if isinstance(group, RecoverySettings) else RecoverySettings()
 

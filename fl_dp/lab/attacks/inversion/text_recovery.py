@@ -85,7 +85,7 @@ class TextRecovery(Recovery):
         )
 
     def _prior(self, seed: int) -> _Prior:
-        """Return the prior from the adversary's own windows, none attacked."""
+        """The prior from the adversary's own windows, none attacked."""
         windows = np.asarray(self.dataset.features(self._rows(seed)[2]), dtype=np.int64)
         counts = np.bincount(windows.reshape(-1), minlength=len(VOCABULARY))
         shares = [(windows == token).any(1).mean() for token in range(len(counts))]
@@ -94,16 +94,16 @@ class TextRecovery(Recovery):
 
 
 def recovery_of(dataset: Dataset, settings: Settings) -> Recovery:
-    """Return the settings' experiment, on images or on text."""
+    """The settings' experiment, on images or on text."""
     kind = Recovery if dataset.vocabulary_size is None else TextRecovery
     return kind(dataset=dataset, settings=settings)
 
 
 def _read(tokens: NDArray[np.int64]) -> str:
-    """Return the text of tokens, a line's end as a slash."""
+    """The text of tokens, a line's end as a slash."""
     return "".join(VOCABULARY[token] for token in tokens).replace("\n", "/")
 
 
 def _alike(some: set[int], others: set[int]) -> float:
-    """Return the share that two sets have in common, from 0 to 1."""
+    """The share that two sets have in common, from 0 to 1."""
     return len(some & others) / len(some | others)

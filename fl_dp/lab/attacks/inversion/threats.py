@@ -52,7 +52,7 @@ class View(NamedTuple):
 
     Attributes:
         update: One client's update, or the mean of several, float64 `(d,)`.
-        clients: The clients whose updates are in it.
+        clients: Clients whose updates are in it.
         clipping_norm: L2 bound on one client's update; None: none, or several are in it.
     """
 
@@ -84,11 +84,9 @@ class ThreatModel(ABC):
     ) -> Observation:
         """Train each client from the public model, and return what the adversary sees.
 
-        Args:
-            model: Public model on the CPU; not changed.
-            clients: Clients of the round, the attacked one first.
-            seed: Seed of record orders and dropout, which a client would draw itself.
-            rng: Source of protecting noise; by default a fresh secure one.
+        The public model is on the CPU and not changed; the attacked client is the first. `seed` is
+        for record orders and dropout, which a client would draw itself. `rng` draws the protecting
+        noise; None: a fresh secure one.
 
         Raises:
             ValueError: If there are fewer clients than the threat needs, at least one.
@@ -114,7 +112,7 @@ class ThreatModel(ABC):
 
     @abstractmethod
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the adversary's view of the updates of all clients that the threat takes.
+        """The adversary's view of the updates of all clients in the threat.
 
         `clients` has the same order; `rng` draws the protecting noise.
         """
@@ -125,11 +123,11 @@ class ThreatModel(ABC):
         return 1
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
-        """Return the event charged for the view, and its count; None: no promise."""
+        """The event charged for the view, and its count; None: no promise."""
         return None
 
     def epsilon(self, delta: float) -> float:
-        """Return the round's epsilon for `unit`, infinite where nothing is promised."""
+        """The round's epsilon for `unit`, infinite where nothing is promised."""
         charge = self.releases()
         if charge is None:
             return math.inf
@@ -138,7 +136,7 @@ class ThreatModel(ABC):
     def _update(
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
-        """Return one client's update, `(d,)`."""
+        """One client's update, `(d,)`."""
         del rng
         trained = copy.deepcopy(model)
         # Dropout draws from torch's global generator, which stays as it was.
@@ -167,7 +165,7 @@ class RawUpdate(ThreatModel):
     clipping_norm: float | None = None
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the client's update. See `ThreatModel.view`."""
+        """The client's update. See `ThreatModel.view`."""
         del rng
         [update] = updates
         if self.clipping_norm is not None:
@@ -197,7 +195,7 @@ class NoisyUpdate(ThreatModel):
         return View(scheme.privatize(update, rng), clients, l2_bound)
 
     def releases(self) -> tuple[PrivacyEvent, int]:
-        """Return the charge of one message."""
+        """The charge of one message."""
         return self._mechanism.event(), 1
 
     @property
@@ -225,7 +223,7 @@ class ReleasedModel(ThreatModel):
     knows_others: bool = False
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the released model's mean update. See `ThreatModel.view`."""
+        """The released model's mean update. See `ThreatModel.view`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
         )
@@ -244,7 +242,7 @@ class ReleasedModel(ThreatModel):
         return None
 
     def releases(self) -> tuple[PrivacyEvent, int]:
-        """Return the charge of one round."""
+        """The charge of one round."""
         return GaussianEvent(noise_multiplier=self.noise_multiplier), 1
 
 
@@ -275,7 +273,7 @@ class UpdateSum(ThreatModel):
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the sum over all clients, divided by their number. See `ThreatModel.view`."""
+        """The sum over all clients, divided by their number. See `ThreatModel.view`."""
         clipped = [clip_by_norm(update, self.clipping_norm) for update in updates]
         if self.noise_multiplier is None:
             return View(np.sum(clipped, axis=0) / self.cohort, clients)
@@ -291,7 +289,7 @@ class UpdateSum(ThreatModel):
         return self.cohort
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
-        """Return the charge of one sum; the server knows none of its shares."""
+        """The charge of one sum; the server knows none of its shares."""
         if self.noise_multiplier is None:
             return None
         share = self._share(1, self.noise_multiplier)
@@ -322,7 +320,7 @@ class DPSGDUpdate(ThreatModel):
     unit: ClassVar[str] = "one record"
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the client's update. See `ThreatModel.view`."""
+        """The client's update. See `ThreatModel.view`."""
         del rng
         [update], [records] = updates, clients
         alone = len(records) == self.training.epochs == 1  # then the update is one clipped gradient
@@ -354,13 +352,13 @@ class DPSGDUpdate(ThreatModel):
         return _difference(trained, model)
 
     def releases(self) -> tuple[PrivacyEvent, int]:
-        """Return the charge of the round's steps."""
+        """The charge of the round's steps."""
         event = PoissonGaussianEvent(noise_multiplier=self.noise_multiplier, sampling_rate=1.0)
         return event, self.training.epochs
 
 
 def _difference(trained: nn.Module, model: nn.Module) -> NDArray[np.float64]:
-    """Return the trainable parameters' change, float64 `(d,)`: what a server computes."""
+    """The trainable parameters' change, float64 `(d,)`: what a server computes."""
     change: Tensor = flat_parameters(trained) - flat_parameters(model)
     update: NDArray[np.float64] = change.numpy()
     return update

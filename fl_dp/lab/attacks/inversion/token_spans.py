@@ -56,7 +56,7 @@ class TokenSpans(Attack):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return the tokens, int64. See `Attack.recover`; `pixels` and `seed` are not used.
+        """The tokens, int64. See `Attack.recover`; `pixels` and `seed` are not used.
 
         Raises:
             ValueError: If the model is not a `Transformer`.
@@ -111,7 +111,7 @@ class TokenSpans(Attack):
         inputs: list[Tensor],
         readers: list[_Reader],
     ) -> list[_Beginning]:
-        """Return the best beginnings, one token longer."""
+        """The best beginnings, one token longer."""
         num_extensions = len(longer) // len(beam)
         misfit = torch.tensor([beginning.misfit for beginning in beam], dtype=torch.float64)
         misfit = misfit.repeat_interleave(num_extensions)
@@ -156,12 +156,12 @@ class _Beginning(NamedTuple):
 
 
 def embedding_rows(observation: Observation) -> Tensor:
-    """Return the squared length of each token's embedding update, `(vocabulary,)`."""
+    """The squared length of each token's embedding update, `(vocabulary,)`."""
     return observation.parts()["body.embed_in.weight"].square().sum(1)
 
 
 def occurring(rows: Tensor) -> Tensor:
-    """Return the tokens whose embeddings moved, by `embedding_rows`: int64, at least one."""
+    """The tokens whose embeddings moved, by `embedding_rows`: int64, at least one."""
     largest = rows.max()
     threshold = torch.maximum(_ABOVE_MEDIAN * rows.median(), 1e-12 * largest)
     tokens = torch.nonzero(rows > threshold).flatten()
@@ -185,5 +185,5 @@ def _readers(model: Transformer, observation: Observation, tokens: int) -> list[
 
 
 def _without(vectors: Tensor, basis: Tensor) -> Tensor:
-    """Return each row's part orthogonal to the rows of an orthonormal basis."""
+    """Each row's part orthogonal to the rows of an orthonormal basis."""
     return vectors - (vectors @ basis.T) @ basis

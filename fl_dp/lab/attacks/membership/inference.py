@@ -41,7 +41,7 @@ Attack: TypeAlias = Callable[[Observations, int], NDArray[np.float64]]
 
 
 def loss_threshold(observations: Observations, target: int) -> NDArray[np.float64]:
-    """Return each candidate's negative loss, float64 `(candidates,)`, without references.
+    """Each candidate's negative loss, float64 `(candidates,)`, without references.
 
     The records that a model fits best were probably trained on (Yeom et al. 2018, "Privacy Risk in
     Machine Learning", arXiv 1709.01604, adversary 2).
@@ -50,7 +50,7 @@ def loss_threshold(observations: Observations, target: int) -> NDArray[np.float6
 
 
 def lira(observations: Observations, target: int, *, online: bool) -> NDArray[np.float64]:
-    """Return each candidate's score, float64 `(candidates,)`, by all other models.
+    """Each candidate's score, float64 `(candidates,)`, by all other models.
 
     `online` uses references trained on a candidate, too.
     """
@@ -75,15 +75,15 @@ def rmia(
     offline_a: float = OFFLINE_A,
     gamma: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return the share of the population that each candidate beats, float64 `(candidates,)`.
+    """The share of the population that each candidate beats, float64 `(candidates,)`.
 
     The ratio itself breaks the many ties of a small population: otherwise few false alarms would
     have no threshold.
 
     Args:
-        observations: Confidences; a candidate's references are the first models not trained on it.
+        observations: Confidences.
         target: Row of the attacked model.
-        references: Number of references, at least 1.
+        references: Number of references, at least 1: the first models not trained on a candidate.
         offline_a: Constant `a` in [0, 1] of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean
             model's `p`, from `p_out` of models without the candidate.
         gamma: Factor by which a candidate has to beat one of the population, at least 1.
@@ -136,7 +136,7 @@ def attacked(observations: Observations, attack: Attack) -> Roc:
 def _gaussian(
     confidences: NDArray[np.float64], chosen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
-    """Return each candidate's mean and deviation over the chosen models.
+    """Each candidate's mean and deviation over the chosen models.
 
     With few models all share one deviation, as one per candidate would be noise. A candidate
     without a chosen model gets the mean of all.
@@ -157,7 +157,7 @@ def _gaussian(
 def _by_references(
     observations: Observations, target: int, references: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return sets of reference models, each with the candidates that use it."""
+    """Sets of reference models, each with the candidates that use it."""
     rows = observations.references(target)
     outside = ~observations.members[rows]
     # A candidate that all references were trained on is compared with the first ones.

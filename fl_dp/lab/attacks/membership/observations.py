@@ -59,14 +59,14 @@ class Observations:
         return len(self.members)
 
     def references(self, target: int) -> NDArray[np.int64]:
-        """Return the rows of all models but the target, int64 `(models - 1,)`."""
+        """The rows of all models but the target, int64 `(models - 1,)`."""
         return np.delete(np.arange(self.models), target)
 
 
 def logit_confidence(
     logits: NDArray[np.floating], labels: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the logit-scaled confidence in the right label, `log(p / (1 - p))`, float64 `(n,)`.
+    """The logit-scaled confidence in the right label, `log(p / (1 - p))`, float64 `(n,)`.
 
     Over models it is close to a Gaussian, unlike the loss (Carlini et al. 2022, section IV). It is
     computed from logits, `(n, classes)`: a `p` close to 1 would lose its digits.
@@ -81,12 +81,10 @@ def logit_confidence(
 def mean_per_client(
     confidences: NDArray[np.float64], clients: NDArray[np.int64], num_clients: int
 ) -> NDArray[np.float64]:
-    """Return each client's mean confidence, float64 `(models, num_clients)`.
+    """Each client's mean confidence, float64 `(models, num_clients)`.
 
-    Args:
-        confidences: Of records, `(models, records)`.
-        clients: Each record's client, `(records,)`, in `0..num_clients - 1`.
-        num_clients: Number of clients.
+    Confidences are of records, `(models, records)`; `clients`, `(records,)`, has each record's
+    client in `0..num_clients - 1`.
 
     Raises:
         ValueError: If a client has no record.

@@ -31,7 +31,7 @@ class OperatingPoint:
     Attributes:
         target_fpr: The requested false-positive rate.
         threshold: Candidates that score higher are called members.
-        counts: How often the attack was right and wrong.
+        counts: How often the attack was right or wrong.
     """
 
     target_fpr: float
@@ -49,11 +49,11 @@ class OperatingPoint:
         return self.counts.false_positives / self.counts.negatives
 
     def tpr_interval(self, alpha: float) -> tuple[float, float]:
-        """Return the true-positive rate's interval, with confidence `1 - alpha`."""
+        """The true-positive rate's interval, with confidence `1 - alpha`."""
         return clopper_pearson(self.counts.true_positives, self.counts.positives, alpha=alpha)
 
     def exceeds(self, allowed: TradeOff, alpha: float) -> bool:
-        """Return whether the attack lies above `allowed`, the curve of a guarantee.
+        """Whether the attack lies above `allowed`, the curve of a guarantee.
 
         `alpha` is the probability of a false accusation, if trials are independent.
         """
@@ -89,7 +89,7 @@ class Roc:
         return float((ranks[:n].sum() - n * (n + 1) / 2.0) / (n * m))
 
     def at(self, fpr: float) -> OperatingPoint:
-        """Return the most powerful threshold with at most this share of false positives.
+        """The most powerful threshold with at most this share of false positives.
 
         Raises:
             ValueError: If the rate is not in [0, 1].
@@ -110,7 +110,7 @@ class Roc:
         )
 
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return false- and true-positive rates from (0, 0) to (1, 1), a pair per threshold."""
+        """False- and true-positive rates from (0, 0) to (1, 1), a pair per threshold."""
         thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
         rates = [
             1.0 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores)
@@ -133,13 +133,9 @@ def plot_roc(
 ) -> bool:
     """Draw attacks below what a guarantee allows, both axes logarithmic.
 
-    Args:
-        rocs: ROC of each attack, by name.
-        allowed: Curves that no attack lies above, the tightest last; none without a promise.
-        target: Path of the PNG.
-        title: The picture's title.
-        rates: False-positive rates to mark; the axes end at half of the least.
-        alpha: False-alarm rate of the marked points' intervals.
+    No attack lies above the `allowed` curves, the tightest last; there are none without a promise.
+    False-positive `rates` are marked, with intervals of false-alarm rate `alpha`; the axes end at
+    half of the least. `target` is a PNG's path.
 
     Returns:
         False if not drawn, without matplotlib.
