@@ -1,10 +1,9 @@
 """Canary clients: put into a training to measure what its releases show of them.
 
 Each canary has its own direction and a fair coin. If the coin says so, its update is as long as
-allowed along its direction, in every round in which it is drawn; otherwise zero. An adversary that
-sees every release and knows what all others sent sees each canary under noise alone: the worst
-neighbours of a Gaussian on a Poisson sample. Its best test is the sum of the rounds' privacy
-losses.
+allowed along its direction, in every round that draws it; otherwise zero. An adversary that sees
+every release and knows what all others sent sees each canary under noise alone: the worst pair of
+neighbours of a Gaussian on a Poisson sample. Its best test sums the rounds' privacy losses.
 
     >>> canaries = Canaries(count=1000, size=8970, seed=0)
     >>> losses = sum(privacy_losses(canaries.along(mean) / norm, z, q) for mean in releases)
@@ -33,7 +32,7 @@ class Canaries:
     """Directions and coins of canaries, the same wherever made from the same numbers.
 
     Attributes:
-        count: Number of canaries, including those that their coin leaves out.
+        count: Number of canaries, including those left out.
         size: Number of the model's coordinates.
         seed: Seed of directions and coins. They protect no client, so it is no secret.
 
@@ -75,7 +74,7 @@ class Canaries:
         return self.sum_of(np.arange(self.count) == canary)
 
     def sum_of(self, canaries: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """The sum of some canaries' directions, shape `(size,)`; the mask is `(count,)`."""
+        """The sum of some canaries' directions, shape `(size,)`."""
         coefficients = np.zeros(self.size)
         coefficients[self._rows[: self.count]] = canaries
         total: NDArray[np.float64] = idct(coefficients, norm="ortho") * self._signs
@@ -105,10 +104,11 @@ def privacy_losses(
 
 
 def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
-    """Andrew et al.'s estimate of mu: no bound, and without a confidence.
+    """Andrew et al.'s estimate of mu: no bound, and no confidence goes with it.
 
     With an independent vector, a random direction of `size` coordinates has a cosine of mean zero
-    and variance `1 / size`. A contributing canary's with the release is larger by mu deviations.
+    and variance `1 / size`. A contributing canary's cosine with the release is larger by mu
+    deviations.
 
     Reference:
         Andrew et al. 2023, "One-shot Empirical Privacy Estimation for Federated Learning", arXiv

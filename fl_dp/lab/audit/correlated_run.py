@@ -54,13 +54,13 @@ def matched_filters(
 ) -> list[ObservedRound]:
     """Return what the releases show of participations.
 
-    `rounds` are all releases, in order, with the multiplier of one participation, and `indices` are
+    `rounds` are all releases, in order, with the multiplier of one participation; `indices` are
     theirs in the ledger. `coefficients` are C's first column in units of 2^-12: one entry for
     independent noise.
 
     Returns:
-        Rounds for `finding_of_run`. With `turns.asked`: one, for a sampling rate of 1. With groups:
-        one per release, for the rate inside a group.
+        Rounds for `finding_of_run`. With `turns.asked`: one, for a sampling rate of 1. With
+        groups: one per release, for the rate inside a group.
 
     Raises:
         ValueError: If a round is missing in the middle: its noise is unknown.

@@ -9,7 +9,7 @@
 A positive is a trial with the secret. The adversary's threshold must not be chosen on the trials
 counted here, or `alpha`, the probability that a bound fails, means nothing.
 
-Clopper-Pearson intervals hold for any mechanism. The route over Gaussian DP is far stronger, but
+Clopper-Pearson intervals hold for any mechanism. The route over Gaussian DP is far stronger. It is
 a bound only where the mechanism's own trade-off curve is Gaussian, as for one or many composed
 Gaussian releases.
 
@@ -78,8 +78,8 @@ def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> flo
     """The least epsilon that explains the counts; never below 0.
 
     The larger of two bounds, from `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR +
-    delta`. Both use the same two intervals: no confidence is lost. It is too large with probability
-    at most `alpha`, if the threshold of `counts` was chosen on other trials.
+    delta`. Both use the same two intervals: no confidence is lost. It is too large with
+    probability at most `alpha`, if the threshold of `counts` was chosen on other trials.
 
     Raises:
         ValueError: If alpha is not in (0, 1) or delta not in [0, 1).
@@ -116,7 +116,7 @@ def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
 def most_that_clopper_pearson_shows(
     positives: int, negatives: int, *, alpha: float, delta: float
 ) -> float:
-    """An always right adversary's bound: an audit shows no larger epsilon."""
+    """The bound of an adversary that is always right: an audit shows no larger epsilon."""
     perfect = Confusion(
         true_positives=positives, positives=positives, false_positives=0, negatives=negatives
     )
@@ -124,12 +124,9 @@ def most_that_clopper_pearson_shows(
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
-    """The largest refuted value up to `most`, from below; 0 if not even 0 is refuted.
+    """The largest refuted value up to `most`, at most `within` below it; 0 if not even 0 is.
 
-    Args:
-        refutes: Holds for all values below some value, and for none above.
-        most: Largest value to try.
-        within: How far below the true value the result may lie.
+    `refutes` holds for all values below some value, and for none above.
     """
     if not refutes(0.0):
         return 0.0

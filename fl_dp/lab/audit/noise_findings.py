@@ -172,10 +172,7 @@ def size_pvalue(
 ) -> float:
     """The two-sided p-value of a part's energy, if all draws have one size.
 
-    Args:
-        energies: Sum of squares of each row.
-        draws: Number of squares in each sum.
-        part: Rows to compare with the others.
+    Each row's energy is a sum of `draws` squares; rows in `part` are compared with the others.
     """
     rows = np.asarray(part)
     inside, total = float(energies[rows].sum()), float(energies.sum())

@@ -52,7 +52,8 @@ def p_value_of_guesses(
 ) -> float:
     """An upper bound on the probability of `right` or more right guesses under (epsilon, delta).
 
-    `canaries` coins are flipped, `guesses` of them guessed. Epsilon is at least 0, delta in [0, 1).
+    `canaries` coins are flipped, `guesses` of them guessed. Epsilon is at least 0, delta in
+    [0, 1).
 
     Raises:
         ValueError: If the counts contradict each other.
@@ -158,15 +159,10 @@ def finding_of_one_run(
 
     Each number has its share of alpha: that pays for choosing the best.
 
-    Args:
-        scores: One per canary, larger where it seems in.
-        included: The coins, fair and independent.
-        claim: Claimed epsilon of one canary.
-        delta: Delta of the claim.
-        alpha: Probability that a training that keeps its claim is accused.
-        curve: Trade-off curve of the charges. Guesses are compared with it, too; a Gaussian bound
-            that contradicts a curve that holds is left out.
-        shares: Shares of the canaries to guess.
+    Scores are larger where a canary seems in; `included` are the coins, fair and independent.
+    `claim` is one canary's epsilon at `delta`. A training that keeps it is accused with
+    probability `alpha`. Guesses are compared with `curve`, of the charges, too; a Gaussian bound
+    that contradicts a curve that holds is left out. The `shares` are of canaries to guess.
 
     Raises:
         ValueError: If there are too few canaries, or a score is not finite.

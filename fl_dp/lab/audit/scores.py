@@ -84,8 +84,8 @@ def bounds_of_scores(
 ) -> ScoreBounds:
     """Lower bounds from independent scores of trials without and with the secret.
 
-    With probability `alpha` any bound is too large. Thresholds are chosen on `expected`, too: draws
-    from the claimed law, without and with the secret.
+    Epsilons are at `delta`; any bound is too large with probability `alpha`. Thresholds are chosen
+    on `expected`, too: draws from the claimed law, without and with the secret.
 
     Raises:
         ValueError: If either kind has fewer than four scores, one is not finite, or alpha is not
@@ -171,8 +171,8 @@ def mu_of_shift(
     It is the distance of the means over the noise's deviation, less its error. So it uses every
     digit of the scores, not only their side of a threshold. Infinity without noise.
 
-    `idle` has independent draws of the same noise, mean zero, where nothing is hidden. The bound is
-    too large with probability `alpha`.
+    `idle` has independent draws of the same noise, mean zero, where nothing is hidden. The bound
+    is too large with probability `alpha`.
 
     Raises:
         ValueError: If alpha is not in (0, 1).
@@ -225,16 +225,12 @@ def report_of_scores(
 ) -> AuditReport:
     """Return what scores prove, beside their model's claim.
 
-    Args:
-        without: Scores of units that the training did not see, larger where the attack believes
-            that it did. Trials must be independent: those of many independently trained models are,
-            those of one model only approximately.
-        with_secret: Scores of units that the training saw.
-        claim: Claimed epsilon of one unit.
-        delta: Delta of the claim.
-        alpha: Probability that a model that keeps its claim is accused.
-        subject: Name of the audited model.
-        seed: Seed of the split into halves.
+    Scores are of units that the training did not see (`without`) or saw, larger where the attack
+    believes the latter. Trials must be independent: those of many independently trained models
+    are, those of one model only approximately.
+
+    `claim` is one unit's epsilon at `delta`. A model that keeps it is accused with probability
+    `alpha`. `seed` is for the split into halves.
 
     Raises:
         ValueError: As `bounds_of_scores`.

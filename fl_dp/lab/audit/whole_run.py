@@ -26,7 +26,7 @@ WHOLE_RUN = "canary clients over the whole run"
 class ObservedRound:
     """One release, seen by an adversary that knows what all others sent.
 
-    With correlated noise: what all releases together show of participations (`correlated_run`).
+    With correlated noise: what all releases show of participations (`correlated_run`).
 
     Attributes:
         along: The noisy sum without the others along every direction, in clipping norms.
@@ -57,9 +57,9 @@ def finding_of_run(
     """Return what a run's releases prove, beside its ledger's claim.
 
     `claim` is the ledger's epsilon at `delta` for all these rounds, `curve` the trade-off curve of
-    its charges. Rates of true and false positives are compared with the curve, and a Gaussian bound
+    its charges. Rates of true and false positives are compared with the curve; a Gaussian bound
     that contradicts a curve that holds is left out. The bound is too large with probability
-    `alpha`. `sampling_rate` is a client's; 1 if participation is known.
+    `alpha`. `sampling_rate` is a client's probability to be drawn; 1 if participation is known.
 
     Raises:
         ValueError: If no round was released, no canary was asked, or fewer than four directions

@@ -72,7 +72,7 @@ class AuditedRecords:
 
     @classmethod
     def of_first_client(cls, settings: Settings, canaries: int) -> AuditedRecords:
-        """A simulation's first client, with canaries.
+        """The records of a simulation's first client, with canaries.
 
         Raises:
             ValueError: If the task's records are no numbers, or the canaries too few.

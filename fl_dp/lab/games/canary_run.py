@@ -122,7 +122,7 @@ def takes_places(settings: Settings) -> bool:
 def room_for_canaries(settings: Settings) -> list[str]:
     """The overrides that make room for canaries.
 
-    Where they take clients' places, there are at least four equal nodes: half can be the canaries'.
+    Where they take clients' places, at least four nodes are equal: half can be the canaries'.
     """
     if not takes_places(settings):
         return ["roster_may_grow=true"]

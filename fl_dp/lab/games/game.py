@@ -133,13 +133,9 @@ def audit_strategy(
 ) -> AuditReport:
     """Play every game and test the noise.
 
-    Args:
-        subject: The strategy.
-        rounds: Rounds of the longest game with each federation; other games take a tenth.
-        alpha: Probability that a strategy that keeps its claim is accused, over all tests.
-        delta: Delta of the claim.
-        only: Names of the tests to make; None: all of `names_of(subject)`.
-        on_done: Called after each test.
+    The longest game takes `rounds` with each federation, others a tenth. A strategy that keeps its
+    claim, at `delta`, is accused with probability `alpha`, over all tests. `only` names the tests
+    to make; None: all of `names_of(subject)`. `on_done` is called after each.
     """
     names = names_of(subject)
     level = alpha / len(names)
@@ -178,7 +174,8 @@ def _fewer(rounds: int) -> int:
 class _Play:
     """A game's releases along its direction, in clipping norms of the sum.
 
-    `idle` has those across the direction: noise alone, one row per round, first without the unit.
+    `idle` has those across the direction, first without and then with the unit: noise alone, one
+    row per round.
     """
 
     without: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The membership game on the app itself: many trainings, each with a random half of the candidates.
+"""The membership game on the app itself: many trainings, each with a random half of candidates.
 
 Candidates are all clients, or all records of all clients. Each training is as by `fl-dp run`, over
 a grid in this process instead of Flower's simulation engine. A candidate left out contributes
@@ -179,8 +179,8 @@ def play(
     """Train models, each with a random half of the candidates, and query all of them.
 
     `settings.seed` draws members; noise and cohorts come from secret randomness. The settings have
-    a number of `simulation.units_per_node`; `unit` is one of `UNITS`. There are at least
-    `FEWEST_MODELS` models. `on_model` is called after each training.
+    a number of `simulation.units_per_node`. `unit` is one of `UNITS`, `models` at least
+    `FEWEST_MODELS`. `on_model` is called after each training.
 
     Raises:
         ValueError: If no game can be played, or a model diverged.
@@ -240,8 +240,8 @@ class _Player(TaskClient):
     ) -> None:
         """Take the place of one of a node's units.
 
-        `members` are the training rows that are in. With `whole`, clients are in or out as a whole;
-        one that is out sends the model back.
+        `members` marks the training rows that are in. With `whole`, clients are in or out as a
+        whole; one that is out sends the model back.
         """
         super().__init__(context, unit)
         self._members = members
@@ -278,8 +278,8 @@ def train_with(
 ) -> ArrayRecord:
     """Train one model in this process and return it.
 
-    The run and the ledgers go to `folder`, created here. `members`, bool `(n,)`, marks the members'
-    training rows; others contribute zero. `unit` is one of `UNITS`.
+    The run and the ledgers go to `folder`, created here. `members`, bool `(n,)`, marks training
+    rows; others contribute zero. `unit` is one of `UNITS`.
 
     Raises:
         RuntimeError: If the training failed.

@@ -39,7 +39,7 @@ class Claim:
 
     Attributes:
         epsilon: Epsilon that the ledger claims for them.
-        sampling_rate: Probability to be drawn in an eligible round; 1 if participation is visible.
+        sampling_rate: Probability of being drawn in an eligible round; 1 if that is visible.
         curve: Trade-off curve of the ledger's charges; None: unknown.
         group: The group; None: all canaries.
         label_suffix: Text appended to each finding's name.
@@ -64,8 +64,8 @@ class ObservedRun:
         coefficients: Coefficients of the noise, in units of 2^-12; one where it is independent.
         drawn: Which canaries took part, shape `(rounds, count)`; for the auditor alone.
         cohorts: Number of drawn units of each round; for the auditor alone.
-        budget_groups: Each canary's public group, where groups have their own budgets; -1 if it was
-            never drawn, so its node did not report the group.
+        budget_groups: Each canary's public group, where groups have their own budgets; -1 if it
+            was never drawn, so its node did not report the group.
     """
 
     rounds: list[ObservedRound]
@@ -309,7 +309,7 @@ def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
 
 
 def rate_of_coins(sampling: Sampling) -> float:
-    """A client's probability to be drawn in an eligible round; 1 if visible."""
+    """A client's probability of being drawn in an eligible round; 1 if that is visible."""
     if sampling.visible:
         return 1.0
     assert sampling.coin_rate is not None  # as `require_auditable` has checked

@@ -156,8 +156,8 @@ def play(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Play round 1 `rounds` times from a model of zeros, float64, named as by `as_arrays`.
 
-    The strategy is a `DPFedAvg` over a `PaperLedger`, or one of Flower's. Nodes without a reply are
-    silent. The model has `size` coordinates, in `arrays` equally long arrays.
+    The strategy is a `DPFedAvg` over a `PaperLedger`, or one of Flower's. Nodes without a reply
+    are silent. The model has `size` coordinates, in `arrays` equally long arrays.
 
     Returns:
         The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.

@@ -122,11 +122,11 @@ def play_sums(
 ) -> ObservedRun:
     """Return what the opened sums show of canaries.
 
-    `shares` has a node's share of noise and encoder for each sum; `asked`, `(rounds, count)`, which
-    canaries are in it. Each included canary sends one clipping norm.
+    `shares` has a node's share of noise and encoder for each sum; `asked`, `(rounds, count)`,
+    which canaries are in it. Each included canary sends one clipping norm.
 
     Raises:
-        ValueError: If a node's values are cut, as too many are on it.
+        ValueError: If a node's values are cut, as too many canaries are on it.
     """
     honest, rng = shares_of(plan).honest_shares, SecureRandom()
     home = np.arange(canaries.count) % honest

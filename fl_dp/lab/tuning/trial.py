@@ -111,8 +111,8 @@ def trial_score(
     Up to a third of the records is measured: only those whose label another record has, too, as
     most clients lack some labels. Where labels are numbers, any third is measured.
 
-    `features` are `(n, ...)`, `labels` `(n,)`. All candidates have the same `seed`, of split, order
-    of records and noise. `build` returns the candidate's model with its first weights.
+    Features are `(n, ...)`, labels `(n,)`. All candidates have the same `seed`, of split, order of
+    records and noise. `build` returns the candidate's model with its first weights.
 
     Returns:
         Share of the client's other labels ranked below the right one, in [0, 1]: an accuracy for

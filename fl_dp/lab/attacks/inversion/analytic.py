@@ -1,9 +1,9 @@
 """Analytic inversion: linear layers reveal their inputs and labels, without a search.
 
-For `y = W x + b` the gradients of one record are `dW = g x^T` and `db = g`, so each row gives `x =
-dW_i / db_i`. All rows give the least-squares solution: exact without noise, else noise is averaged
-over the rows. The last layer's bias reveals the labels likewise: exactly for one record, likely for
-a few.
+For `y = W x + b` the gradients of one record are `dW = g x^T` and `db = g`. So each row gives
+`x = dW_i / db_i`. All rows give the least-squares solution: exact without noise, else it averages
+noise over the rows. The last layer's bias reveals the labels likewise: exactly for one record,
+likely for a few.
 
 References:
     Aono et al. 2017, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", 3.

@@ -74,7 +74,7 @@ class Observation:
         model: Public model before the round, on the CPU; an attack never changes it.
         update: Float64 `(d,)`: change of the trainable parameters, flat in the model's order; the
             mean over clients if the adversary sees their sum.
-        training: Each client's.
+        training: Training of each client.
         records: Number of records of all clients in the update.
         clipping_norm: L2 bound of one client's clipped update; None if nothing was clipped, or
             several clients are in it.
@@ -125,12 +125,12 @@ class PixelRange:
             raise ValueError(f"pixels need a range, got {self.low} to {self.high}")
 
     def to_unit(self, features: Tensor) -> Tensor:
-        """Pixels from 0 to 1, from the model's, `(..., channels, height, width)`."""
+        """Scale the model's pixels, `(..., channels, height, width)`, to the range from 0 to 1."""
         low, high = self._bounds(features)
         return (features - low) / (high - low)
 
     def from_unit(self, pixels: Tensor) -> Tensor:
-        """Pixels from 0 to 1 as the model takes them, in their shape."""
+        """Scale pixels from 0 to 1 to the model's, in the same shape."""
         low, high = self._bounds(pixels)
         return low + pixels * (high - low)
 
@@ -169,8 +169,8 @@ class Attack(ABC):
     ) -> list[Recovered]:
         """Recover each observation's records, as if it were attacked alone.
 
-        Observations are of one model and training, with equally many records. `input_shape`, of one
-        record with channels first, and `pixels` are public. `seed` is for the first guesses.
+        Observations are of one model and training, with equally many records. `input_shape`, of
+        one record with channels first, and `pixels` are public. `seed` is for the first guesses.
 
         Raises:
             ValueError: If the attack does not fit the model, or what is public differs.

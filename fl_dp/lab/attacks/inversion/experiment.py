@@ -58,7 +58,7 @@ class RecoveryCell:
         seed: Seed of images, weights, clients' orders and first guesses.
         noise_multiplier: Noise multiplier of the threat; 0 without noise.
         records: Records of each client.
-        epochs: Epochs of each client, each one step on all records.
+        epochs: Epochs of each client, of one step on all records.
         network: One of `NETWORKS`.
     """
 

@@ -1,4 +1,4 @@
-"""Gradient matching: a search for records whose simulated update is like the observed.
+"""Gradient matching: a search for records whose simulated update is like the observed one.
 
 References:
     Zhu et al. 2019, "Deep Leakage from Gradients".
@@ -194,7 +194,7 @@ class SimulatedUpdate:
             self._fixed[name] = buffer.detach()
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Several clients' updates from the same model, `(clients, d)`, as `Observation.update`.
+        """Clients' updates from the same model, `(clients, d)`, in order as `Observation.update`.
 
         Features are `(clients, n, *input_shape)`; targets are the labels' probabilities,
         `(clients, n, classes)`.

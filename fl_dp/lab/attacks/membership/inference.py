@@ -84,8 +84,8 @@ def rmia(
         observations: Confidences.
         target: Row of the attacked model.
         references: Number of references, at least 1: the first models not trained on a candidate.
-        offline_a: Constant `a` in [0, 1] of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean
-            model's `p`, from `p_out` of models without the candidate.
+        offline_a: Constant `a`, in [0, 1], of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean
+            model's `p`. It is from `p_out` of models without the candidate.
         gamma: Factor by which a candidate has to beat one of the population, at least 1.
 
     Raises:

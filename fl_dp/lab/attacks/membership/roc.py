@@ -138,7 +138,7 @@ def plot_roc(
     half of the least. `target` is a PNG's path.
 
     Returns:
-        False if not drawn, without matplotlib.
+        Whether it was drawn: False without matplotlib.
     """
     picture = new_picture((1.0, 0.45), size=(9.0, 5.0))
     if picture is None:
