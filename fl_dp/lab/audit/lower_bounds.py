@@ -124,7 +124,7 @@ def most_that_clopper_pearson_shows(
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
-    """The largest refuted value up to `most`, at most `within` below it; 0 if not even 0 is.
+    """The largest refuted value up to `most`, or up to `within` less; 0 if not even 0 is refuted.
 
     `refutes` holds for all values below some value, and for none above.
     """

@@ -161,7 +161,7 @@ def finding_of_one_run(
 
     Scores are larger where a canary seems in; `included` are the coins, fair and independent.
     `claim` is one canary's epsilon at `delta`. A training that keeps it is accused with
-    probability `alpha`. Guesses are compared with `curve`, of the charges, too; a Gaussian bound
+    probability `alpha`. Guesses are compared with `curve`, of the charges, too. A Gaussian bound
     that contradicts a curve that holds is left out. The `shares` are of canaries to guess.
 
     Raises:
