@@ -1,8 +1,7 @@
-"""Adult (Kohavi 1996): 48,842 rows of the US census of 1994, and who earned above 50,000 dollars.
+"""Adult (Kohavi 1996): 48,842 rows of the US census of 1994; who earned above 50,000 dollars?
 
-Thirteen columns: six of numbers and seven of categories, where `?` is a category like any other;
-`education` is left out, since `education-num` says the same. The published split is kept, 32,561
-rows to train and 16,281 to test.
+Six columns of numbers and seven of categories (`?` is one). `education` is left out:
+`education-num` says the same. The published split is kept: 32,561 rows to train, 16,281 to test.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def load_adult(data_dir: str | None = None) -> Dataset:
     """Load Adult with its published split.
 
     Returns:
-        Float32 rows `(n, 92)`; the label is 1 for an income above 50,000 dollars.
+        Float32 rows `(n, 92)`; label 1 is an income above 50,000 dollars.
     """
     files = sources.published_files("adult", sources.require_folder("adult", data_dir))
     (train_x, train_y), (test_x, test_y) = (
@@ -82,11 +81,10 @@ def load_adult(data_dir: str | None = None) -> Dataset:
 
 
 def parse_adult(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Encode one of the two files.
+    """Encode one of the two files: rows of comma-separated cells, one per line.
 
-    Args:
-        text: One row per line, cells separated by commas. Empty lines and the test file's first
-            line, which starts with `|`, are skipped; labels may end with a full stop.
+    Empty lines and the test file's first, which starts with `|`, are skipped. Labels may end with
+    a full stop.
 
     Returns:
         Inputs `(n, 92)` and labels `(n,)`.

@@ -1,7 +1,7 @@
-"""The user's cache: a folder of fetched files per data set, and arrays that processes share.
+"""The user's cache: one folder of fetched files per data set, and arrays that processes share.
 
-An array is unpacked once into a `.npy` file of bytes and memory-mapped from there, so that the
-processes of a simulation share one copy.
+An array is unpacked once into a `.npy` file of bytes and memory-mapped: a simulation's processes
+share one copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fl_dp.files import cache_folder, written_whole
 
 
 def fetched_folder(name: str) -> Path | None:
-    """Return the folder for a data set's fetched files, whether it exists or not."""
+    """The folder for a data set's fetched files, present or not; None without a cache."""
     cache = cache_folder()
     return None if cache is None else cache / name
 
@@ -26,15 +26,15 @@ def fetched_folder(name: str) -> Path | None:
 def cached_array(
     key: str, make: Callable[[], NDArray[np.uint8]], verify: Sequence[Path] = ()
 ) -> NDArray[np.uint8]:
-    """Map one array from the cache, which is filled if need be.
+    """Map one array from the cache, filled if need be.
 
     Args:
         key: Name of the cached file, with a digest of the content.
         make: Reads, verifies and unpacks the array.
-        verify: Files that must be verified once themselves; () if the cache is enough.
+        verify: Files that must be verified once themselves; () trusts the cache.
 
     Returns:
-        Read-only uint8 array, memory-mapped where the cache allows it.
+        Read-only, memory-mapped where the cache allows it.
     """
     cache = cache_folder()
     if cache is None:

@@ -1,7 +1,7 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32x32 in ten classes.
 
 The package holds six PNG files, one image per row of 1,024 RGB pixels, and two lists of labels.
-Pillow decodes them once into the cache, and they are memory-mapped from there.
+Pillow decodes them once into the cache.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def load_cifar10(data_dir: str | None = None) -> Dataset:
     """Load CIFAR-10 with its published split.
 
     Returns:
-        Memory-mapped uint8 images `(50000, 3, 32, 32)` and `(10000, 3, 32, 32)`, which
-        `Dataset.features` standardises by channel; plain arrays if the cache folder can't be
-        written.
+        uint8 images `(50000, 3, 32, 32)` and `(10000, 3, 32, 32)`, memory-mapped if the cache
+        folder can be written. `Dataset.features` standardises them by channel.
     """
     folder = sources.require_folder("cifar10", data_dir)
     trust_cache = data_dir is None
@@ -70,17 +69,14 @@ def _images(folder: Path, files: tuple[str, ...], *, trust_cache: bool) -> NDArr
 
 
 def decode_rows(raw: bytes) -> NDArray[np.uint8]:
-    """Decode a PNG file that has one image per row.
-
-    Args:
-        raw: An RGB picture, 1,024 pixels wide and `n` high.
+    """Decode an RGB picture in PNG, 1,024 pixels wide, that has one image per row.
 
     Returns:
         uint8 images `(n, 3, 32, 32)`, channels first.
 
     Raises:
         ImportError: If Pillow is missing.
-        ValueError: If the picture has another shape.
+        ValueError: If the picture is another.
     """
     try:
         from PIL import Image

@@ -1,7 +1,7 @@
 """Rows of a table as numbers, by a fixed public description.
 
-Categories come from a fixed list and numbers are scaled by fixed constants, so that the inputs of
-one client's rows do not depend on another client's.
+Lists of categories and scaling constants are fixed, so one client's inputs do not depend on
+another client's rows.
 """
 
 from __future__ import annotations
@@ -33,23 +33,19 @@ Columns = Mapping[str, Number | Sequence[str]]
 
 
 def width(columns: Columns) -> int:
-    """Return the number of numbers that encode a row."""
+    """How many numbers encode a row."""
     return sum(_widths(columns))
 
 
 def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.float32]:
-    """Encode the rows of a table.
-
-    Args:
-        rows: The cells of each row by their column; columns without a description are ignored.
-        columns: Description of the columns.
+    """Encode the rows of a table; columns that are not described are ignored.
 
     Returns:
         Float32 `(n, width(columns))`, in the order of the description.
 
     Raises:
-        ValueError: If a column is missing, a number can't be read or is not finite, or a category
-            is not in its list.
+        ValueError: If a column is missing, a number is unreadable or not finite, or a category is
+            not in its list.
     """
     cells: dict[str, list[str]] = {name: [] for name in columns}
     for row in rows:
@@ -70,7 +66,7 @@ def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.fl
 
 
 def codes(name: str, cells: Sequence[str], categories: Sequence[str]) -> NDArray[np.int64]:
-    """Return the index of each cell in a list of categories, int64 `(n,)`.
+    """The index of each cell in a list of categories, int64 `(n,)`.
 
     Raises:
         ValueError: If a cell is not in the list.

@@ -5,9 +5,9 @@
     >>> digits.features(slice(0, 7)).shape
     (7, 1, 8, 8)
 
-The split is fixed: it does not depend on an experiment's seed, so the accuracies of two runs are
-comparable. A set may stay on disk as memory-mapped bytes; only the rows asked for become float32,
-so that many simulated clients in many processes share the same pages.
+The split does not depend on an experiment's seed, so accuracies of two runs are comparable. A set
+may stay on disk as memory-mapped bytes, whose pages many processes share; only the rows asked for
+become float32.
 """
 
 from __future__ import annotations
@@ -56,26 +56,22 @@ def load_dataset(
     public: int = 0,
     clients: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """Load a data set, once per process.
+    """Load a data set, once per process: the same object for the same arguments.
 
     Args:
         name: A name in `DATASETS`.
-        data_dir: Folder with the set's files; None searches the usual places. Ignored by the sets
-            that ship inside scikit-learn.
+        data_dir: Folder with the set's files; None searches the usual places. Ignored by sets
+            inside scikit-learn.
         data_format: How to read the user's own files; None takes every default.
-        validation: Hold out a fifth of the training part and return it as the test part, so that
-            settings can be chosen without the real test part.
-        public: Number of training records that are public, without labels: they move to
-            `Dataset.public_x`.
+        validation: Return a fifth of the training part as the test part, to choose settings
+            without the real one.
+        public: Number of training records that move to `Dataset.public_x`: public, without labels.
         clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
-
-    Returns:
-        The data set; the same object for the same arguments.
 
     Raises:
         ValueError: If the name is unknown, a file is not the published one or does not fit the
             format, or `clients` are none of the set's.
-        FileNotFoundError: If the folder, or a file in it, is missing.
+        FileNotFoundError: If the folder or a file in it is missing.
         ModuleNotFoundError: If a library that reads the files is not installed.
     """
     if name not in DATASETS:
@@ -89,7 +85,7 @@ def load_dataset(
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
-    """Return the form of a task; None if only the files could tell it."""
+    """The form of a task; None if only the files could tell it."""
     if data_format is None:
         return PUBLIC_FORMS[name]
     outputs = data_format.num_outputs
@@ -135,7 +131,7 @@ def _divided_once(
 
 
 def _shared(dataset: Dataset) -> Dataset:
-    """Return a set whose arrays all clients of this process share, and nobody can change."""
+    """Make a set's arrays read-only: all clients of this process share them."""
     for value in vars(dataset).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)

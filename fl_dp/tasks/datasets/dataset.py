@@ -1,4 +1,4 @@
-"""Records and labels of one data set, in a train and a test part."""
+"""Records and labels of one data set, in two parts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fl_dp.tasks.datasets.forms import Form
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Records and labels of one data set: images, rows of a table, or sequences of tokens.
+    """Records and labels: images, rows of a table, or sequences of tokens.
 
     Attributes:
         name: Its name in `load_dataset`.
         train_x: `(n, *input_shape)`: float32 ready for a model, uint8 pixels that `features`
-            scales, or uint8 tokens `(n, length)` with a vocabulary. Images have their channels
-            first, rows of a table are `(n, columns)`.
+            scales, or uint8 tokens `(n, length)` with a vocabulary. Images are channels first,
+            table rows `(n, columns)`.
         train_y: `(n,)`: int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], the public
             range of a label that is a number.
-        test_x: Like `train_x`, for the held-out part.
-        test_y: Like `train_y`, for the held-out part.
+        test_x: Like `train_x`, held out.
+        test_y: Like `train_y`, held out.
         num_classes: Number of classes; 1 where the label is a number.
         mean: Mean of uint8 pixels after division by 255, one number or one per channel.
         std: Their standard deviation, like `mean`.
-        vocabulary_size: Number of tokens; None if records are not sequences of tokens.
-        train_clients: `(n,)` int64, the number of each training row's natural client in `0..k - 1`,
-            for example the person it came from; None without natural clients.
+        vocabulary_size: Number of tokens; None if records are not token sequences.
+        train_clients: `(n,)` int64, number of each training row's natural client in `0..k - 1`,
+            for example a person; None without natural clients.
         test_clients: Like `train_clients`, for the test part; None if it names nobody.
-        client_names: The `k` natural clients' names, in the order of their numbers; () for none.
-        column_names: Names of a record's columns, for people; () where there are none.
-        class_names: Names of the labels, for people, in their order; () where they are numbers.
+        client_names: The `k` natural clients' names, by number; () for none.
+        column_names: Names of a record's columns, for people; () for none.
+        class_names: Names of the labels, for people, in order; () where they are numbers.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and is
             zero; None if all could.
         public_x: Like `train_x`: public records without labels, in no other part; None for none.
@@ -61,8 +61,8 @@ class Dataset:
 
         Raises:
             ValueError: If lengths or shapes of the parts differ, records are neither uint8 nor
-                float32, means do not fit the channels, tokens are not bytes of shape `(n, length)`
-                within the vocabulary, or clients do not fit the training rows or their names.
+                float32, means do not fit the channels, tokens are not bytes `(n, length)` within
+                the vocabulary, or clients do not fit the training rows or their names.
         """
         for split in ("train", "test"):
             self._check_part(split)
@@ -86,7 +86,7 @@ class Dataset:
 
     @property
     def form(self) -> Form:
-        """Shapes for which a model of this set is built."""
+        """Shapes for which a model is built."""
         return Form(self.input_shape, self.num_classes, self.vocabulary_size)
 
     def features(
@@ -95,7 +95,7 @@ class Dataset:
         """Model inputs of some rows, as a copy.
 
         Args:
-            rows: Row numbers, int64 of shape `(k,)`, or a slice.
+            rows: Row numbers, int64 `(k,)`, or a slice.
             split: "train", "test", or "public" if there is such a part.
 
         Returns:
@@ -121,11 +121,7 @@ class Dataset:
         return scaled
 
     def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[Any]:
-        """Labels of some rows, as a copy `(k,)`.
-
-        Args:
-            rows: Row numbers, int64 of shape `(k,)`, or a slice.
-            split: "train" or "test".
+        """Labels `(k,)` of some rows of "train" or "test", as a copy; `rows` as in `features`.
 
         Raises:
             ValueError: If `split` is neither.

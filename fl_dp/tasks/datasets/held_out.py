@@ -1,7 +1,7 @@
 """Held-out rows of a table: the same share of each label, the same rows in every run.
 
-The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`. That function needs
-SciPy's statistics, which take a second of every worker's start.
+The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`. SciPy's statistics,
+which it needs, cost each worker's start a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def with_test_part(
     *,
     num_classes: int,
 ) -> Dataset:
-    """Return a set without a published split, with a fixed, stratified 20 % test part."""
+    """Give a set without a published split a fixed, stratified 20 % test part."""
     train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name=name,
@@ -43,10 +43,10 @@ def with_test_part(
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """Return a set that is measured on a fixed, stratified fifth of its training part.
+    """Measure a set on a fixed, stratified fifth of its training part.
 
-    Nobody trains on that fifth, and the real test part is left out, so choices made by it do not
-    depend on reported rows.
+    Nobody trains on that fifth, and the real test part is left out: choices do not depend on
+    reported rows.
 
     Raises:
         ValueError: If a label has fewer than two training rows.
@@ -75,10 +75,10 @@ def with_validation_part(dataset: Dataset) -> Dataset:
 
 
 def with_public_part(dataset: Dataset, count: int) -> Dataset:
-    """Return a set in which `count` training records are public, without their labels.
+    """Make `count` training records public, without their labels.
 
-    They leave the training part, so no client can have one. They are drawn independently of labels
-    and clients, the same in every run.
+    They leave the training part, so no client can have one. The draw is independent of labels and
+    clients, the same in every run.
 
     Raises:
         ValueError: If no training record would be left.
@@ -95,9 +95,7 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
 
 
 def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
-    """Return a set with only the records of some natural clients.
-
-    A test part without clients stays whole.
+    """Keep only some natural clients' records; a test part without clients stays whole.
 
     Args:
         dataset: Data set with natural clients.
@@ -139,7 +137,7 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
 
 
 def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the fields of a training part that has only some rows."""
+    """The fields of a training part with only some rows."""
     fields = {}
     for name in ("train_x", "train_y", "train_clients", "train_fit"):
         values = getattr(dataset, name)
@@ -150,12 +148,12 @@ def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows for training and those for testing.
+    """Split rows into those for training and those for testing.
 
     Args:
-        labels: Shape `(n,)`, with at least two rows of each label.
+        labels: `(n,)`, with at least two rows of each label.
         test_fraction: In (0, 1); the number of test rows is rounded up.
-        seed: Seed of the shuffling.
+        seed: Of the shuffling.
     """
     generator = np.random.RandomState(seed)  # the generator of the published splits
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -174,7 +172,7 @@ def stratified_split(
 def _shares(
     counts: NDArray[np.int64], draws: int, generator: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """Return how many of `draws` rows each label gets: largest remainders, ties by chance."""
+    """How many of `draws` rows each label gets: largest remainders, ties by chance."""
     exact = counts / counts.sum() * draws
     shares = np.floor(exact)
     remainders, missing = exact - shares, int(draws - shares.sum())

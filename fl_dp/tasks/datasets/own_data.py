@@ -43,7 +43,7 @@ def optional_import(name: str, *, extra: str, task: str) -> Any:
 
 
 def own_folder(task: str, data_dir: str | None) -> Path:
-    """Return the folder of the user's own data.
+    """The folder of the user's own data.
 
     Raises:
         ValueError: If none is named.
@@ -58,15 +58,15 @@ def own_folder(task: str, data_dir: str | None) -> Path:
 
 
 def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str, ...]:
-    """Return the parts that are read from files of their own.
+    """The parts that have files of their own.
 
     Args:
         data_format: Names the parts, and a test fraction if that is cut off the training part.
-        paths: The file or folder of each part.
+        paths: Each part's file or folder.
 
     Raises:
         FileNotFoundError: If a part is missing.
-        ValueError: If there is a test part, and a fraction is to be cut off as well.
+        ValueError: If there is both a test part and a fraction to cut off.
     """
     fraction = data_format.test_fraction
     cuts = fraction is not None and data_format.is_shared
@@ -101,16 +101,16 @@ def dataset_of_parts(
     clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
     data_format: DataFormat,
 ) -> Dataset:
-    """Put the parts together; a missing part is empty, but for a test part of shared data.
+    """Put together the parts that were read; a missing part is empty.
 
-    That is cut off the training part.
+    But a missing test part of shared data is cut off the training part.
 
     Args:
         name: Name of the data set.
-        x: Records of each part that was read.
-        y: Labels of each part that was read.
+        x: Records of each part.
+        y: Labels of each part.
         num_classes: Number of classes.
-        clients: The natural client of each training row and their names, if there are any.
+        clients: Each training row's natural client and their names, if any.
         data_format: Says whether a test part is cut off.
 
     Raises:
@@ -154,7 +154,7 @@ def dataset_of_rows(
     num_classes: int,
     source: Path,
 ) -> Dataset:
-    """Return one node's training rows; the number of those that do not fit goes to the log."""
+    """One node's training rows; the number of those that do not fit goes to the log."""
     unfit = len(fit) - int(fit.sum())
     if unfit:
         logger.warning("%s: %d of %d rows do not fit and count as none", source, unfit, len(fit))
@@ -185,12 +185,7 @@ def _held_out(num_rows: int, fraction: float) -> NDArray[np.bool_]:
 def class_numbers(
     names: Sequence[str], classes: Sequence[str], *, source: Path
 ) -> NDArray[np.int64]:
-    """Return the number of each label's class, int64.
-
-    Args:
-        names: The labels that occur, each once.
-        classes: All classes.
-        source: File or folder of the labels, for the error message.
+    """The number of each label's class, int64; `source` is for the error message.
 
     Raises:
         ValueError: If a label is no class.
@@ -206,7 +201,7 @@ def class_numbers(
 
 
 def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
-    """Return the number of each class, by its `plain_label`.
+    """The number of each class, by its `plain_label`.
 
     Raises:
         ValueError: If two classes have the same plain label.
@@ -218,7 +213,7 @@ def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
 
 
 def plain_label(label: str) -> str:
-    """Return a label in the form that is compared: `true`, `false`, and 1 for 1.0."""
+    """The form in which labels are compared: `true`, `false`, and 1 for 1.0."""
     name = plain_name(label)
     if name.lower() in ("true", "false"):
         return name.lower()
@@ -229,7 +224,7 @@ def plain_label(label: str) -> str:
 
 
 def few_labels(labels: Sequence[str]) -> str:
-    """Return labels for an error message; many are values, not classes, and are only counted."""
+    """Labels for an error message; many are values, not classes, and only counted."""
     if len(labels) > _SHOWN:
         return f"{len(labels)} different ones"
     return listed(labels)
@@ -238,12 +233,9 @@ def few_labels(labels: Sequence[str]) -> str:
 def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
     """Check that no client has two names, which would make it two privacy units.
 
-    Args:
-        names: Names of all natural clients.
-        source: File or folder of the names, for the error message, which names nobody.
-
     Raises:
-        ValueError: If names differ in capitals, blanks, zeros before a number, or forms of letters.
+        ValueError: If names differ only in capitals, blanks, zeros before a number, or forms of
+            letters. The text has `source`, their file or folder, and names nobody.
     """
     alike = Counter(map(_folded, names))
     doubtful = sum(number for number in alike.values() if number > 1)
@@ -264,7 +256,7 @@ def _folded(name: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return some names for an error message, the first few of many."""
+    """Names for an error message, the first few of many."""
     shown = ", ".join(repr(name) for name in names[:_SHOWN])
     if len(names) <= _SHOWN:
         return shown

@@ -1,10 +1,10 @@
-"""A user's own images: folders that are named after the classes.
+"""A user's own images, in folders named after the classes.
 
     data_dir/train/cat/1.png             or, with natural clients:  data_dir/train/CLIENT/cat/1.png
     data_dir/test/cat/2.png
 
-All images have one size: resizing is a choice that this can't make for you. So are the colour
-behind transparent pixels, and the mapping of 65,536 greys to 256.
+All images have one size. You choose how to resize, the colour behind transparent pixels, and the
+mapping of 65,536 greys to 256: this module can't.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
 
 
 def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
-    """Return one node's training images, each read separately; those that do not fit are black."""
+    """One node's training images, each read separately; those that do not fit are black."""
     shape, classes = data_format.image_shape, data_format.classes
     assert shape is not None and classes is not None  # required of one node's data
     require_scale_of(data_format, shape[0], "channels")
@@ -127,7 +127,7 @@ def _is_image_of(path: Path, root: Path) -> bool:
 
 
 def _images_below(root: Path) -> list[_Image]:
-    """List the images of one part, in the order of their paths."""
+    """List one part's images, in the order of their paths."""
     images = []
     for first in _visible(root):
         for second in _visible(_folder(first)):
@@ -224,7 +224,7 @@ def _require_size(
 
 
 def _of_bytes(image: Any, file: Path) -> Any:
-    """Return an image whose pixels are opaque and have one byte per channel."""
+    """Check that pixels are opaque and have one byte per channel."""
     if image.mode.startswith(("I", "F")):  # I, I;16, I;16B, ..., F: Pillow would cut them off
         raise ValueError(
             f"{file} has more than 8 bits a pixel (mode {image.mode}): choose which values are "

@@ -1,9 +1,8 @@
-"""Rows of a table, each read separately: the content of one decides nothing for another.
+"""Rows of a table, each read separately: one row's content decides nothing for another.
 
-A reader of whole files lets one row decide for all. An open quote swallows the lines after it, one
-word turns a column of numbers into text, and an unknown label refuses the file. Here a line of a
-CSV file is a row, and nothing is an error: a cell without a number is NaN, an unreadable label is
-None.
+In a reader of whole files one row decides for all: an open quote swallows later lines, one word
+turns numbers into text, an unknown label refuses the file. Here a CSV file's line is a row, and
+nothing is an error: a cell without a number is NaN, an unreadable label None.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Rows(NamedTuple):
 
     Attributes:
         x: Float64 `(n, columns)`; NaN or infinite where there is no number.
-        labels: The text of each row's label; None without a label.
+        labels: Each row's label as text; None without one.
     """
 
     x: NDArray[np.float64]
@@ -101,7 +100,7 @@ def csv_header(file: Path) -> Header:
 
     Raises:
         OSError: If the file can't be read at all.
-        ValueError: If its first line is not text in UTF-8, or commas do not separate its cells.
+        ValueError: If its first line is not UTF-8 text, or commas do not separate its cells.
     """
     with file.open("rb") as stream:
         lines = ((number, line) for number, line in enumerate(stream, start=1) if line.strip())
@@ -137,7 +136,7 @@ def _cells(line: bytes) -> list[str] | None:
 
 
 def _number(cell: Any) -> float:
-    """Return the number in a cell; NaN without one."""
+    """The number in a cell; NaN without one."""
     if isinstance(cell, str) and cell.lower() in _TRUTH:
         return _TRUTH[cell.lower()]
     if isinstance(cell, str) and "_" in cell:  # which Python reads as thousands
@@ -149,9 +148,9 @@ def _number(cell: Any) -> float:
 
 
 def _text(cell: Any) -> str | None:
-    """Return a label's text as in a table of whole numbers: `1` for 1.0, `true` and `false`.
+    """A label's text as in a table of whole numbers: `1` for 1.0, `true` and `false`.
 
-    Missing cells turn whole numbers of a column into floating-point ones.
+    Missing cells turn a column's whole numbers into floating-point ones.
     """
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))

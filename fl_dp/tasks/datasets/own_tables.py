@@ -5,10 +5,9 @@
     data_dir/test.csv       the same columns; no client column is needed
 
 Features are numbers, used as they are unless public means and deviations are given. Nothing is
-guessed: text among the features, missing values and numbers of rows are refused, in words that
-contain no row. Both formats go through Arrow, which can't run code from a file. Where a refusal
-would show the content of a row (`DataFormat.leave_out_unfit`), each row is read separately
-(`own_rows`).
+guessed: text among the features, missing values and row numbers are refused, in words that contain
+no row. Both formats go through Arrow, which can't run code from a file. Where a refusal would show
+a row's content (`DataFormat.leave_out_unfit`), each row is read separately (`own_rows`).
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class _Part(NamedTuple):
 
     Attributes:
         x: Float32 `(n, columns)`, scaled.
-        labels: The labels' texts, each once, and the index `(n,)` of each row's text; or float64
-            `(n,)`, where labels are numbers.
+        labels: The labels' texts, each once, and each row's index `(n,)` into them; or labels that
+            are numbers, float64 `(n,)`.
         clients: The same for the natural clients, or None.
     """
 
@@ -102,7 +101,7 @@ class _CsvFile:
         self.index: frozenset[str] = frozenset()
 
     def read(self, columns: list[str], text: list[str]) -> Any:
-        """Return an Arrow table of some columns; those in `text` are read as text."""
+        """Read some columns into an Arrow table; those in `text` as text."""
         arrow = optional_import("pyarrow", extra="tables", task="csv")
         # One block, so that a column's type is found from all of its values, not the first few.
         size = min(self._file.stat().st_size + 1, _LARGEST_BLOCK)
@@ -197,7 +196,7 @@ def _load(
 def _labels(
     parts: dict[str, _Part], paths: dict[str, Path], data_format: DataFormat
 ) -> tuple[int, dict[str, NDArray[Any]]]:
-    """Return the number of classes, 1 for numbers, and the labels of each part."""
+    """The number of classes, 1 for numbers, and each part's labels."""
     coded = {split: part.labels for split, part in parts.items() if isinstance(part.labels, _Coded)}
     labels: dict[str, NDArray[Any]] = {}
     if not coded:
@@ -212,7 +211,7 @@ def _labels(
 
 
 def _in_range(labels: NDArray[np.float64], data_format: DataFormat) -> NDArray[np.float32]:
-    """Return numbers with their public range mapped to [-1, 1]; others move to the nearer end."""
+    """Map the numbers' public range to [-1, 1]; numbers outside move to the nearer end."""
     assert data_format.label_range is not None  # otherwise labels are classes
     low, high = data_format.label_range
     clipped = np.clip(labels, low, high)
@@ -221,7 +220,7 @@ def _in_range(labels: NDArray[np.float64], data_format: DataFormat) -> NDArray[n
 
 
 def in_unit_of_label(scaled: NDArray[Any], label_range: Sequence[float]) -> NDArray[np.float64]:
-    """Return labels or predictions in the unit of the label, whose range is [-1, 1] when scaled."""
+    """Map labels or predictions from [-1, 1] back to the unit of the label."""
     low, high = label_range
     return low + (high - low) * (scaled.astype(np.float64) + 1.0) / 2.0
 
@@ -231,7 +230,7 @@ def _of_encoding(error: Exception) -> bool:
 
 
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
-    """Return one node's training rows; those that do not fit are left empty."""
+    """One node's training rows; those that do not fit are left empty."""
     columns, num_classes = data_format.columns, data_format.num_outputs
     require_types(data_format)
     assert columns is not None and num_classes is not None  # required of one node's data
@@ -340,11 +339,9 @@ def _counts(values: NDArray[np.float64]) -> bool:
 
 
 def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
-    """Return which rows have only values of their columns' types, bool `(n,)`.
+    """Which rows have only values of their columns' types (`DataFormat.types`), bool `(n,)`.
 
-    Args:
-        x: Values, `(n, columns)`; values that are not finite fit only `number`.
-        types: Types as in `DataFormat.types`.
+    Values `(n, columns)` that are not finite fit only `number`.
     """
     right = np.ones(len(x), dtype=bool)
     for index, kind in enumerate(types or ()):
@@ -375,7 +372,7 @@ def require_types(data_format: DataFormat) -> None:
 
 
 def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.float64]:
-    """Return columns of numbers side by side, float64 `(n, columns)`."""
+    """Put columns of numbers side by side, float64 `(n, columns)`."""
     types = optional_import("pyarrow", extra="tables", task=file.suffix[1:]).types
     kinds = (
         types.is_integer,
@@ -408,7 +405,7 @@ def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.floa
 
 
 def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Coded:
-    """Return a column's values as texts, each once, and the index of each row's text."""
+    """A column's values as texts, each once, and each row's index into them."""
     arrow = optional_import("pyarrow", extra="tables", task=file.suffix[1:])
     if arrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -487,7 +484,7 @@ def _refuse_infinite(file: Path, columns: Sequence[str], x: NDArray[Any]) -> Non
 def _refuse_rounded(
     file: Path, columns: Sequence[str], exact: NDArray[np.float64], narrow: NDArray[np.float32]
 ) -> None:
-    """Refuse columns whose values are so large and close together that float32 merges them."""
+    """Refuse columns of values so large and close together that float32 merges them."""
     rounded = []
     for name, values, float32 in zip(columns, exact.T, narrow.T, strict=True):
         if len(values) and np.abs(values - float32).max() > _FINEST * np.ptp(values) > 0.0:

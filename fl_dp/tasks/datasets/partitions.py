@@ -1,7 +1,7 @@
 """Splits of a training set over simulated clients.
 
-A partition belongs to the simulation, not to the privacy mechanism: it is drawn from a seeded
-generator of its own, so that a run can be repeated, and touches no global random state.
+A partition belongs to the simulation, not to the privacy mechanism. Its own seeded generator makes
+a run repeatable; no global random state changes.
 
 References:
     McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized
@@ -9,8 +9,8 @@ References:
     Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
         Classification": the Dirichlet concentration alpha as the measure of heterogeneity.
     Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
-        4: "dirichlet" as here, the proportions of each class drawn over the clients; Hsu et al.
-        draw those of each client over the classes, with clients of equal size.
+        4: "dirichlet" as here, each class's proportions drawn over the clients. Hsu et al. draw
+        each client's over the classes, with clients of equal size.
 """
 
 from __future__ import annotations
@@ -45,31 +45,30 @@ def partition(
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`; except for "dirichlet" also numbers.
+        labels: Each row's label, integers `(n,)`; except for "dirichlet" also numbers.
         num_clients: Number of clients.
-        kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
-            from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
+        kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients'
+            proportions from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
             `num_clients * shards_per_client` even shards and deals these; "natural" leaves each
             row with the client that the data set names.
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
-        shards_per_client: Number of shards per client for "shards".
+        shards_per_client: For "shards".
         records_per_client: Rows of every client for "iid"; upper bound for "natural", drawn from
-            its own rows. None deals out all rows. No client has a row twice. Under "iid" surplus
-            rows are left out; if rows run out, they are shuffled and dealt out again, so that
-            clients share some.
-        natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
+            its own rows. None deals out all rows. No client has a row twice. "iid" leaves out
+            surplus rows; if rows run out, it shuffles and deals them again, so clients share some.
+        natural_clients: Each row's client for "natural", int64 `(n,)`.
 
     Returns:
-        One sorted int64 array of row numbers per client: together every row exactly once, unless
-        `records_per_client` is given or fewer natural clients are taken. Under "dirichlet" a client
-        may be empty, and clients may outnumber rows. Under "natural" clients are in the order of
-        their numbers and none is empty; if `num_clients` is smaller, the clients with most rows are
-        taken (ties: the lower number).
+        Each client's row numbers, sorted int64: together every row exactly once, unless
+        `records_per_client` is given or fewer natural clients are taken. Under "dirichlet" a
+        client may be empty, and clients may outnumber rows. Under "natural" clients are in the
+        order of their numbers and none is empty; a smaller `num_clients` takes those with most
+        rows (ties: the lower number).
 
     Raises:
-        ValueError: If an argument is out of its range, there are too few rows for every client
-            ("iid") or every shard ("shards") to have one, or too few natural clients.
+        ValueError: If an argument is out of range, there are too few rows for every client ("iid")
+            or every shard ("shards") to have one, or too few natural clients.
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
@@ -110,12 +109,12 @@ def client_indices(
     public: int = 0,
     clients: tuple[str, ...] | None = None,
 ) -> Sequence[NDArray[np.int64]]:
-    """Partition the training part of a named data set, once per process.
+    """Partition a named data set's training part, once per process.
 
     The arguments are those of `partition` and of `load_dataset`.
 
     Returns:
-        One sorted, read-only int64 array of training rows per client; the same object for the same
+        Each client's training rows, sorted, read-only int64; the same object for the same
         arguments.
     """
     return _partition_once(
@@ -170,7 +169,7 @@ def _iid(num_rows: int, num_clients: int, generator: np.random.Generator) -> NDA
 class _EqualShares(Sequence[NDArray[np.int64]]):
     """The same number of rows for each client, from as many shuffled decks as needed.
 
-    Millions of clients are dealt when the first is needed, and stored in as few bytes as possible.
+    Millions of clients are dealt on first use, and stored in as few bytes as possible.
     """
 
     def __init__(self, num_rows: int, num_clients: int, size: int, seed: int) -> None:
@@ -229,7 +228,7 @@ def _shards(
 
 
 def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDArray[np.int64]:
-    """Return each row's client; `num_clients` for the rows of clients that are left out."""
+    """Each row's client; `num_clients` for rows of clients that are left out."""
     if natural_clients is None:
         raise ValueError(
             "the data set names no clients, so there is no partition 'natural'; write 'iid', "

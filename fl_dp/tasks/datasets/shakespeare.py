@@ -1,9 +1,8 @@
 """Shakespeare's plays: predict a role's next character from the eighty before it.
 
 A natural client is a role of a play that speaks enough, as in LEAF (Caldas et al. 2018). A role's
-speeches are joined, the first 85 % for training and the rest for testing, and cut into windows.
-Training windows overlap, test windows hardly, and no test window has a character of the training
-part.
+speeches are joined and cut into windows, the first 85 % for training and the rest for testing.
+Training windows overlap, test windows hardly, and no test window has a training character.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def load_shakespeare(data_dir: str | None = None) -> Dataset:
     """Load the plays, one client per role.
 
     Returns:
-        uint8 tokens `(n, 80)` in a vocabulary of 96; the label is the next character's token.
+        uint8 tokens `(n, 80)` in a vocabulary of 96; the label is the next token.
     """
     folder = sources.require_folder("shakespeare", data_dir)
     files = sources.published_files("shakespeare", folder)
@@ -53,10 +52,7 @@ def load_shakespeare(data_dir: str | None = None) -> Dataset:
 
 
 def windows_of(plays: Mapping[str, str]) -> Dataset:
-    """Cut plays into windows, one client per role.
-
-    Args:
-        plays: The text of each play by its name; clients are named "play: ROLE".
+    """Cut plays, texts by name, into windows; each role is a client "play: ROLE".
 
     Raises:
         ValueError: If no role speaks enough.
@@ -92,14 +88,11 @@ def speeches(play: str) -> dict[str, str]:
     r"""Collect the speeches of each role of a play.
 
     A role's name is a line of its own between an empty line and a speech, in capitals or with a
-    full stop. Stage directions, headings of acts and scenes, and everything before the first act
-    are left out.
-
-    Args:
-        play: The play's text.
+    full stop. Stage directions, headings of acts and scenes, and all before the first act are left
+    out.
 
     Returns:
-        Each role, in capitals and in the order of first speaking, and its lines, each with `\n`.
+        Each role in capitals, in the order of first speaking, and its lines, each with `\n`.
     """
     text = _STAGE_DIRECTION.sub("", play.replace("\r\n", "\n"))
     opening = _OPENING.search(text)
@@ -124,7 +117,7 @@ def _is_role(line: str) -> bool:
 
 
 def _windows(text: str, stride: int) -> NDArray[np.uint8]:
-    """Return windows with the character after each, `(n, LENGTH + 1)`; none of a short text."""
+    """Windows with the character after each, `(n, LENGTH + 1)`; none of a short text."""
     # A newline, 10, and the printable characters from 32 on become 0, 1, 2, ...
     codes = np.frombuffer(_FOREIGN.sub(" ", text).encode("ascii"), np.uint8)
     tokens = np.maximum(codes, 31) - np.uint8(31)

@@ -1,4 +1,4 @@
-"""Data sets that scikit-learn ships: digits and breast cancer, read without importing it."""
+"""Digits and breast cancer, which scikit-learn ships, read without importing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOLDER = Path("sklearn", "datasets", "data")
 
 
 def shipped_table(name: str, *, skipped_rows: int = 0) -> NDArray[np.float64]:
-    """Return the numbers of one of scikit-learn's CSV files, `(rows, columns)`."""
+    """The numbers of one of scikit-learn's CSV files, `(rows, columns)`."""
     file = distribution("scikit-learn").locate_file(_FOLDER / name)
     return np.loadtxt(str(file), delimiter=",", skiprows=skipped_rows)
 

