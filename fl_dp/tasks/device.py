@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
 
 
 def training_device() -> torch.device:
-    """Return CUDA's first GPU if torch sees one, otherwise the CPU.
+    """CUDA's first GPU if torch sees one, otherwise the CPU.
 
     A simulation's worker without a share of a GPU sees none.
     """

@@ -34,10 +34,10 @@ class Metric:
 
     Attributes:
         title: Its name in words.
-        function: Takes the true labels, `(n,)`, and the probabilities of all classes, `(n,
-            classes)`; for labels that are numbers, the predictions, `(n,)`.
+        function: Takes the true labels, `(n,)`, and all classes' probabilities, `(n, classes)`;
+            for labels that are numbers, the predictions, `(n,)`.
         larger_is_better: None for a metric without an order.
-        unit: Description of its number, in a phrase.
+        unit: Phrase that describes its number.
         needs_variety: Whether it is undefined unless every class occurs among the true labels, or
             two numbers differ.
         of_numbers: Whether it is for labels that are numbers, not classes.
@@ -84,9 +84,9 @@ def _perplexity(labels: Labels, probabilities: Predictions) -> float:
 
 
 def _calibration_error(labels: Labels, probabilities: Predictions) -> float:
-    """Return the expected calibration error of the most probable class, by bins of equal width.
+    """The expected calibration error of the most probable class, by bins of equal width.
 
-    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has only
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3. scikit-learn has only
     the curve, without the bins' weights.
     """
     import numpy as np
@@ -211,14 +211,14 @@ class Score:
 
     @classmethod
     def of(cls, accuracy: float | None, metrics: Mapping[str, float | None]) -> Score:
-        """Return the score from a model's accuracy and other metrics."""
+        """The score from a model's accuracy and other metrics."""
         if accuracy is None and "r2" in metrics:
             return cls(name="r2", value=metrics["r2"])
         return cls(value=accuracy)
 
     @classmethod
     def in_line(cls, line: Mapping[str, Any]) -> Score:
-        """Return the score in a line of `metrics.jsonl`."""
+        """The score in a line of `metrics.jsonl`."""
         name = "r2" if "test_r2" in line else "accuracy"
         return cls(name=name, value=line.get(f"test_{name}"))
 
@@ -231,21 +231,20 @@ class Score:
 
     @property
     def rank(self) -> float:
-        """Its value for comparisons; a model without a value comes last."""
+        """Its value for comparisons; a model without one comes last."""
         if self.value is None or math.isnan(self.value):
             return -math.inf
         return self.value
 
     def __str__(self) -> str:
-        """Return the value with three decimals, `-` without one."""
+        """The value with three decimals, `-` without one."""
         return "-" if self.value is None else f"{self.value:.3f}"
 
 
 def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> list[str]:
-    """Return the usual metrics of a kind of data, besides loss and accuracy.
+    """The usual metrics of a kind of data, besides loss and accuracy.
 
-    There are none for several classes: scikit-learn's import would delay each start by half a
-    second.
+    None for several classes: scikit-learn's import would delay each start by half a second.
     """
     if num_classes == 1:
         return ["mae", "rmse"]
@@ -259,12 +258,12 @@ def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
 
     Args:
         names: Names in `METRICS`.
-        num_classes: Number of classes; 1 where labels are numbers.
+        num_classes: 1 where labels are numbers.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
-        ValueError: If one is of classes and the labels are numbers, or the reverse, or a confusion
-            matrix would be too large for a line of `metrics.jsonl`.
+        ValueError: If one is for classes and the labels are numbers, or the reverse, or a
+            confusion matrix would be too large for a line of `metrics.jsonl`.
     """
     of_numbers = num_classes == 1
     fitting = [name for name, metric in METRICS.items() if metric.of_numbers is of_numbers]
@@ -295,8 +294,8 @@ def public_metrics(
     Args:
         names: Names in `METRICS`.
         labels: True classes, int64 `(n,)`; or numbers, float64, in their own unit.
-        probabilities: Probabilities of the classes, float64 `(n, num_classes)`; rows add up to 1.
-            For labels that are numbers the predictions, `(n,)`, in the unit of the labels.
+        probabilities: Of the classes, float64 `(n, num_classes)`; rows add up to 1. For labels
+            that are numbers the predictions, `(n,)`, in the labels' unit.
 
     Returns:
         Each metric by its name. None where it is undefined: without rows, if a prediction is not

@@ -80,12 +80,12 @@ def availability() -> list[Availability]:
 
 
 def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path | None:
-    """Fetch one data set, unless it is there; `show` gets each step's text, one line.
+    """Fetch one data set, unless it is there.
 
     Args:
         name: The task's name.
         folder: Folder for the files; None is where the loaders look.
-        show: Prints a step.
+        show: Called with each step's text, one line.
 
     Returns:
         The files' folder; None if the set ships inside scikit-learn.

@@ -1,4 +1,4 @@
-"""Encoders of the user's own: a network that a function makes, with weights from a local file.
+"""The user's own encoders: a network that a function makes, with weights from a local file.
 
 Nothing is downloaded or unpickled: weights are safetensors.
 """
@@ -19,18 +19,18 @@ _TRIES = 4  # more than one, to detect random outputs
 
 
 def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn.Module:
-    """Return a network with its weights, in `eval()`.
+    """Make a network and set its weights; it is in `eval()`.
 
     Args:
-        factory: `package.module:function`; the function has no arguments and returns the network.
+        factory: `package.module:function`; the function takes nothing and returns the network.
         file: Weights under the names of its `state_dict`, safetensors.
         input_shape: Shape of one record.
 
     Raises:
         OSError: If the file can't be read.
         ImportError: If the module can't be imported.
-        ValueError: If the function does not exist or makes no network, the weights are those of
-            another network, it does not take such records, or it mixes the records of a batch.
+        ValueError: If the function does not exist or makes no network, the weights are another
+            network's, or it does not take such records or mixes a batch's records.
     """
     module, _, name = factory.partition(":")
     make = getattr(import_module(module), name, None)

@@ -1,7 +1,7 @@
 """Data sets whose records are vectors, computed once and cached for the user.
 
-The file's name is a digest of the encoder and of every record, so neither is mistaken for another.
-Only the user who runs the node can read it: the vectors say what the records say.
+The file's name is a digest of the encoder and every record, so neither is mistaken for another.
+Only the user who runs the node can read it: vectors say what records say.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROWS = 1024  # encoded and written at a time
 
 
 def digest_of_records(dataset: Dataset, *splits: str) -> str:
-    """Return the SHA-256 of records as a model would get them, as hexadecimal text."""
+    """SHA-256 of records as a model would get them, hexadecimal."""
     digest = hashlib.sha256(repr((dataset.mean, dataset.std)).encode())
     for split in splits:
         records = getattr(dataset, f"{split}_x")
@@ -70,13 +70,13 @@ def encoded(
     *,
     only_for: str | None = None,
 ) -> Dataset:
-    """Return a data set of the records' vectors, without its public part.
+    """Replace a data set's records by their vectors, and leave out its public part.
 
     Args:
         dataset: Images or rows; labels, clients and `train_fit` stay as they are.
-        encoder: Makes the encoder, if no vectors are cached yet.
+        encoder: Makes the encoder, if no vectors are cached.
         digest: Digest of the encoder.
-        only_for: Folder of one owner's data, for which one file is cached; files of its earlier
+        only_for: Folder of one owner's data: one file is cached for it, and files of its earlier
             records are removed. None: data that everybody has.
     """
     records = digest_of_records(dataset, "train", "test")
@@ -123,7 +123,7 @@ def _cached(file: Path | None, rows: int) -> NDArray[np.float32] | None:
 
 
 def _computed(dataset: Dataset, encoder: Encoder, file: Path | None) -> NDArray[np.float32]:
-    """Encode every record, into a file of the cache where that is possible."""
+    """Encode every record, into a file of the cache where possible."""
     rows = len(dataset.train_y) + len(dataset.test_y)
     shape = rows, encoder.width(dataset.input_shape)
     if file is not None:

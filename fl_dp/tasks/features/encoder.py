@@ -5,8 +5,8 @@
     >>> encoder(images).shape
     (5000, 600)
 
-A vector depends only on its own record and on public things. So every promise to records or clients
-still holds: a change of one record changes one vector.
+A vector depends only on its own record and public things: a change of one record changes one
+vector. So every promise to records or clients still holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Encoder:
     """Turns records into vectors of norm 1.
 
     Attributes:
-        statistics: Statistics of public vectors; None: vectors are not centred or projected.
+        statistics: Statistics of public vectors; None: no centring or projection.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Encoder:
 
         Args:
             body: Maps float32 records `(n, *input_shape)` to `(n, channels, ...)` or vectors.
-            group_norm: Number of groups of its channels; each group is standardised within each
-                record. None standardises none.
+            group_norm: Number of groups of its channels; each is standardised within each record.
+                None standardises none.
             statistics: Statistics of public vectors.
             device: Device that computes; None is the CPU.
 
@@ -91,31 +91,31 @@ class Encoder:
         return encoder.with_statistics(replace(statistics, body=body))
 
     def with_statistics(self, statistics: PublicStatistics) -> Encoder:
-        """Return the same encoder with other statistics."""
+        """The same encoder with other statistics."""
         return Encoder(
             self._body, group_norm=self._group_norm, statistics=statistics, device=self._device
         )
 
     def __call__(self, records: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the vectors of records.
+        """Encode records.
 
         Args:
             records: Numbers `(n, *input_shape)`, converted to float32.
 
         Returns:
-            Float32 `(n, d)`, rows of norm 1. A record gets zeros if the network fails on it, or if
+            Float32 `(n, d)`, rows of norm 1. A record gets zeros if the network fails on it, or
             its vector is zero or not finite; other records are not affected.
 
         Raises:
-            ValueError: If the network does not take such records, or the statistics are for vectors
-                of another length.
+            ValueError: If the network does not take such records, or the statistics are for
+                vectors of another length.
         """
         parts = [*self._of_batches(self._vectors, records)]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
     def width(self, input_shape: tuple[int, ...]) -> int:
-        """Return the length of a vector.
+        """The length of a vector.
 
         Raises:
             ValueError: As `__call__`.
@@ -128,9 +128,9 @@ class Encoder:
     ) -> Iterator[Tensor]:
         """Yield the results of some work on records, in their order, batch by batch.
 
-        The work runs in threads, where denormal numbers become zero: the noise of this process
-        must keep them. Our own networks compute in one thread each, as several threads wait for
-        each other on small arrays; other networks compute one batch at a time.
+        The work runs in threads, where denormal numbers become zero: this process's noise must
+        keep them. Our own networks compute in one thread each, as several threads wait for each
+        other on small arrays; other networks compute one batch at a time.
         """
         is_parallel = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
         before = torch.get_num_threads()
@@ -160,8 +160,8 @@ class Encoder:
     def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
         """Yield batches of records, and the number of records in each.
 
-        Kernels round by the number of rows. So every batch is filled up to the same size, and a
-        vector does not depend on the number of records.
+        Kernels round by the number of rows. So every batch is filled up to one size: a vector does
+        not depend on the number of records.
         """
         size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
         for start in range(0, max(len(records), 1), size):
@@ -172,7 +172,7 @@ class Encoder:
 
     @torch.inference_mode()
     def _maps(self, records: Tensor) -> Tensor:
-        """Return the outputs of the network and the group norm, flat."""
+        """The outputs of the network and the group norm, flat."""
         maps: Tensor = self._body(records)
         groups = self._group_norm
         if groups is None:
@@ -184,7 +184,7 @@ class Encoder:
         return functional.group_norm(maps, groups).flatten(1).float()
 
     def _vectors(self, records: Tensor) -> Tensor:
-        """Return the vectors of records; zeros for one on which the network fails."""
+        """The vectors of records; zeros for one on which the network fails."""
         with Contained():
             return self._normalised(self._maps(records))
         vectors = torch.zeros(len(records), self.width(tuple(records.shape[1:])))

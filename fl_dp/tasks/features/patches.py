@@ -4,9 +4,9 @@
     >>> patches(images).shape
     torch.Size([5, 1024, 3, 3])
 
-Each window of an image is standardised, whitened as public windows are, and compared with public
-windows that were drawn at random. Similarity and dissimilarity beyond a threshold are averaged over
-nine regions of the image.
+Each window of an image is standardised, whitened as public windows are, and compared with randomly
+drawn public windows. Similarity and dissimilarity beyond a threshold are averaged over nine
+regions.
 
 References:
     Coates and Ng 2011, "The Importance of Encoding Versus Training with Sparse Coding and Vector
@@ -43,7 +43,7 @@ _WEIGHED = 1000  # public images, by which scattering gets as much variance as c
 
 
 class Patches(nn.Module):
-    """Comparison of an image's windows with public ones, image by image."""
+    """Compares an image's windows with public ones, image by image."""
 
     spread: Tensor
     mean: Tensor
@@ -66,7 +66,7 @@ class Patches(nn.Module):
             scattering: Whether to add scattering coefficients to the comparisons.
 
         Raises:
-            ValueError: If images of that shape have no windows for every region.
+            ValueError: If such images have no windows for every region.
         """
         super().__init__()
         if len(input_shape) != 3 or min(input_shape[1:]) < side + REGIONS - 1:
@@ -97,7 +97,7 @@ class Patches(nn.Module):
         """Return filters and thresholds from public images; the same images give the same ones.
 
         Args:
-            public: Numbers `(n, *input_shape)`; an image with a number that is not finite is left
+            public: Numbers `(n, *input_shape)`; images with a number that is not finite are left
                 out.
 
         Raises:
@@ -141,10 +141,7 @@ class Patches(nn.Module):
         return patches
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compare images.
-
-        Args:
-            images: Float32 `(n, channels, height, width)`.
+        """Compare images, float32 `(n, channels, height, width)`.
 
         Returns:
             Float32 `(n, 2 * count, 3, 3)`; with scattering `(n, d)`.
@@ -180,16 +177,16 @@ class Patches(nn.Module):
         return maps.reshape(len(images), -1, REGIONS, REGIONS)
 
     def _windows(self, images: Tensor) -> Tensor:
-        """Return the windows `(n, windows, numbers)` of images."""
+        """Windows `(n, windows, numbers)` of images."""
         return functional.unfold(images, self._side).transpose(1, 2)
 
     def _standardised(self, windows: Tensor) -> Tensor:
-        """Return windows of mean 0 and variance 1; windows of little contrast stay below."""
+        """Bring windows to mean 0 and variance 1; windows of little contrast stay below."""
         centred = windows - windows.mean(dim=-1, keepdim=True)
         return centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + self.spread)
 
     def _similarities(self, standardised: Tensor) -> Tensor:
-        """Return the cosines of windows and filters; smaller for faint windows."""
+        """The cosines of windows and filters; smaller for faint windows."""
         whitened = (standardised - self.mean) @ self.whitening
         square = whitened.square().sum(dim=-1, keepdim=True)
         return whitened / torch.sqrt(square + self.faint) @ self.filters

@@ -18,9 +18,9 @@ def logged(parts: Iterable[Part], total: int, noun: str) -> Iterator[Part]:
     """Yield parts as they are made, and log the progress twice a minute.
 
     Args:
-        parts: Parts; the length of each is its number of records.
+        parts: The length of each is its number of records.
         total: Number of all records.
-        noun: Name of the records in the log, in the plural.
+        noun: The records' name in the log, in the plural.
     """
     began = last_logged = time.monotonic()
     done = 0

@@ -27,7 +27,7 @@ class PublicStatistics:
     Attributes:
         mean: Float32 `(d,)`, subtracted from every vector.
         directions: Float32 `(d, k)`, by which the difference is multiplied; None: no projection.
-        body: State of the network that was made from public records, by name; empty if none was.
+        body: Named state of the network made from public records; empty if none was.
     """
 
     mean: Tensor
@@ -41,8 +41,9 @@ class PublicStatistics:
         Args:
             vectors: Float32 `(n, d)`.
             project: Number of principal directions; None projects nothing.
-            shrink: Number of first directions to scale down to the variance of the last among them:
-                few directions have most of the variance, and classes differ in others as well.
+            shrink: Number of first directions to scale down to the variance of the last among
+                them: few directions have most of the variance, and classes differ in others as
+                well.
 
         Raises:
             ValueError: If there are fewer directions.
@@ -65,7 +66,7 @@ class PublicStatistics:
         return cls(mean=mean, directions=directions)
 
     def applied(self, vectors: Tensor) -> Tensor:
-        """Return vectors `(n, d)` centred and projected."""
+        """Centre and project vectors `(n, d)`."""
         centred = vectors - self.mean.to(vectors.device)
         if self.directions is None:
             return centred
@@ -83,7 +84,7 @@ class PublicStatistics:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Return what `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
             OSError: If it can't be read.

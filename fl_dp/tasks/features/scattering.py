@@ -58,10 +58,7 @@ class Scattering(nn.Module):
                 self.register_buffer(f"smoothing_{scale}_{axis}", smooth)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Transform images.
-
-        Args:
-            images: Float32 `(n, channels, height, width)`.
+        """Transform images, float32 `(n, channels, height, width)`.
 
         Returns:
             Float32 `(n, 81 * channels, height // 4, width // 4)`.
@@ -90,7 +87,7 @@ class Scattering(nn.Module):
 
 
 def require_images(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of records if they can be transformed.
+    """Return the shape of records, if they can be transformed.
 
     Raises:
         ValueError: If they are no images with sides of at least 8.
@@ -111,7 +108,7 @@ def _halved(fourier: Tensor) -> Tensor:
 
 
 def _gabor(padded: list[int], scale: int, theta: float, frequency: float) -> NDArray[np.complex128]:
-    """Return a periodic Gaussian times a plane wave, of `padded` samples."""
+    """A periodic Gaussian times a plane wave, of `padded` samples."""
     sigma, slant = 0.8 * 2**scale, 4.0 / ANGLES
     cosine, sine = math.cos(theta), math.sin(theta)
     total = np.zeros(padded, np.complex128)
@@ -128,7 +125,7 @@ def _gabor(padded: list[int], scale: int, theta: float, frequency: float) -> NDA
 
 
 def _morlet(padded: list[int], scale: int, angle: int) -> NDArray[np.float64]:
-    """Return a wavelet of mean zero in the Fourier domain, where it is real."""
+    """A wavelet of mean zero in the Fourier domain, where it is real."""
     theta = (ANGLES // 2 - 1 - angle) * math.pi / ANGLES
     wave = _gabor(padded, scale, theta, 3 / 4 * math.pi / 2**scale)
     envelope = _gabor(padded, scale, theta, 0.0)
@@ -137,7 +134,7 @@ def _morlet(padded: list[int], scale: int, angle: int) -> NDArray[np.float64]:
 
 
 def _smoothing(side: int, scale: int) -> NDArray[np.float64]:
-    """Return a matrix that smooths one axis, keeps every fourth sample and drops the margin.
+    """A matrix that smooths one axis, keeps every fourth sample and drops the margin.
 
     Args:
         side: Samples of the padded image.

@@ -1,7 +1,7 @@
 """Models for images, tables and tokens.
 
-None of them has batch statistics: BatchNorm would mix records, so that one record's gradient is
-no longer its own and clipping would not bound its influence.
+None has batch statistics: BatchNorm would mix records. One record's gradient would no longer be
+its own, and clipping would not bound its influence.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _EMBEDDING = 8
 class Recurrent(nn.Module):
     """One recurrent layer over tokens `(n, length)`, int64, that scores the next one: GRU or LSTM.
 
-    torch's own layers run all steps in one kernel, which gives no per-record gradients; Opacus'
-    cells take the steps one by one. Opacus' layers are not used: inside another module their state
-    has every weight twice, under two names.
+    torch's own layers run all steps in one kernel, without per-record gradients; Opacus' cells go
+    step by step. Opacus' layers are not used: inside another module their state has every weight
+    twice, under two names.
 
     References:
-        Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings": the next character of a play
-            from the 80 before it, with an embedding of 8 dimensions.
+        Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings": the next character of a
+            play from the 80 before it, with an embedding of 8 dimensions.
     """
 
     def __init__(self, cell: str, vocabulary_size: int, num_classes: int, hidden: int) -> None:
@@ -80,7 +80,7 @@ def build_model(
     vocabulary_size: int | None = None,
     seed: int,
 ) -> nn.Module:
-    """Build a model, on the CPU, with initial weights that depend on the seed only.
+    """Build a model on the CPU; its initial weights depend on the seed only.
 
     Args:
         name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
@@ -92,17 +92,16 @@ def build_model(
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
             "resnet18", size of the hidden state of "gru" and "lstm", width of "transformer".
         vocabulary_size: Number of tokens; None for numbers.
-        seed: Seed of the initial weights, at least 0. The global random state does not change.
+        seed: At least 0. The global random state does not change.
 
     Returns:
-        A module from float32 `(n, *input_shape)`, or int64 tokens, to logits `(n, num_classes)`, in
-        training mode; there "transformer" has one column more.
+        A module in training mode, from float32 `(n, *input_shape)`, or int64 tokens, to logits
+        `(n, num_classes)`. In that mode "transformer" has one column more.
 
     Raises:
-        ValueError: If the name is unknown, a number is out of its range, or the model does not take
-            such records: "cnn" and "resnet18" need sides of at least 8.
-        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus, or "transformer"
-            without transformers.
+        ValueError: If the name is unknown, a number is out of its range, or the model does not
+            take such records: "cnn" and "resnet18" need sides of at least 8.
+        ModuleNotFoundError: If "gru" or "lstm" lacks Opacus, or "transformer" transformers.
     """
     require_fit(
         name,

@@ -6,8 +6,8 @@ A layer computes `W x + B A x`. Noise on both factors multiplies: with noise Z o
 
     (B + Y)(A + Z) - B A = B Z + Y A + Y Z,
 
-where `Y Z` grows with the square of the noise, and clipping acts on the factors, not on the product
-that the layer uses. With A frozen the update is linear in what is noised: `Y A` is all.
+where `Y Z` grows with the square of the noise. Clipping acts on the factors, not on the product
+that the layer uses. With A frozen the update is linear in what is noised: only `Y A` remains.
 
 References:
     Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models".
@@ -35,7 +35,7 @@ class LowRankLinear(nn.Module):
         """Freeze a layer and add the factors, in its dtype and on its device.
 
         Raises:
-            ValueError: If the rank is below 1 or above the smaller side of the layer.
+            ValueError: If the rank is below 1 or above the layer's smaller side.
         """
         super().__init__()
         most = min(base.in_features, base.out_features)
@@ -59,9 +59,9 @@ class LowRankLinear(nn.Module):
 def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") -> nn.Module:
     """Freeze a model and add low-rank updates to its linear layers.
 
-    Build it at the server and at every node from the same model and seed: A is then the same
-    everywhere, and need not travel. Exchange the parameters that are trained
-    (`OpacusClient(trainable_only=True)`, or `SharedPart.of(names, None, frozen=...)`).
+    Build it at the server and every node from the same model and seed: A is then equal everywhere
+    and need not travel. Exchange the trained parameters (`OpacusClient(trainable_only=True)`, or
+    `SharedPart.of(names, None, frozen=...)`).
 
     Args:
         model: Changed in place; a linear layer smaller than the rank gets its smaller side.

@@ -1,8 +1,8 @@
 """ResNet-18 for small images, made for clipping record by record.
 
-The network of CIFAR-10 experiments: a 3x3 stem without max-pooling, so that a 32x32 image reaches
-the last stage as 4x4, and GroupNorm in place of BatchNorm. Nothing is overwritten in place, as a
-per-record gradient needs the inputs of each layer.
+The network of CIFAR-10 experiments: a 3x3 stem without max-pooling, so a 32x32 image reaches the
+last stage as 4x4, and GroupNorm in place of BatchNorm. Nothing is overwritten in place: a
+per-record gradient needs each layer's inputs.
 
 References:
     He et al. 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.
@@ -22,13 +22,13 @@ _CHANNELS_PER_GROUP = 4  # at least
 class ResNet18(nn.Module):
     """Classifies images `(n, channels, height, width)` with sides of at least 8.
 
-    With a width of 64 and ten classes it has 11.2 million parameters, 45 MB a message.
+    Width 64 and ten classes give 11.2 million parameters, 45 MB a message.
     """
 
     def __init__(self, channels: int, num_classes: int, width: int) -> None:
         """Make the layers with weights from torch's global generator.
 
-        The width is that of the first stage; each of the three others doubles it.
+        The first stage has the width; each of the three others doubles it.
         """
         super().__init__()
         self.stem = _convolution(channels, width, stride=1)

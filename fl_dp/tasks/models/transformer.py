@@ -1,9 +1,8 @@
 """A small decoder of Hugging Face transformers, from a configuration: nothing is downloaded.
 
 In training each record teaches every character of its window, not only the last. A criterion sees
-one label per record, so the model adds the loss S of the other characters in an extra column of
-logits, which is never a label. Beside log-probabilities p that sum to one, `k = log(exp(S) - 1)`
-gives
+one label per record. So the model adds the other characters' loss S in an extra column of logits,
+which is never a label. Beside log-probabilities p that sum to one, `k = log(exp(S) - 1)` gives
 
     cross_entropy([log p, k], y) = log(1 + exp(k)) - log p_y = S - log p_y.
 

@@ -13,7 +13,7 @@ _SHOWN = 3
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Return arrays of a safetensors file by their names.
+    """The arrays of a safetensors file by their names.
 
     Raises:
         OSError: If it can't be read.

@@ -1,8 +1,8 @@
 """Training records as tensors on the device that trains, moved there once if there is room.
 
-A simulated client's training is short: copying its few records to a GPU in each round would take
-longer than the training. So the whole training set is on the device, and a client's records are
-gathered there; a set that is too large stays in the host's memory.
+A simulated client trains briefly: copying its few records to a GPU each round would take longer.
+So the whole training set is on the device, and a client's records are gathered there. A set that
+is too large stays in the host's memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DeviceData:
         Args:
             dataset: The set.
             device: Device that trains models.
-            free_memory: Free bytes of the device, of which the set may take a quarter; 0 on the
-                CPU, where nothing is moved.
+            free_memory: Free bytes of the device; the set may take a quarter. 0 on the CPU, where
+                nothing is moved.
         """
         self._dataset = dataset
         self._device = device
@@ -51,12 +51,10 @@ class DeviceData:
         return self._resident is not None
 
     def records(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return features and labels of some rows, copied on the device.
+        """Features and labels of some rows, copied on the device.
 
-        Features are float32 `(k, *input_shape)` or int64 tokens, labels int64 `(k,)`.
-
-        Args:
-            rows: Row numbers, int64 `(k,)`.
+        Features are float32 `(k, *input_shape)` or int64 tokens, labels int64 `(k,)`; `rows` are
+        int64 `(k,)`.
         """
         if self._resident is not None:
             chosen = torch.from_numpy(np.require(rows, np.int64, ["C", "W"])).to(self._device)

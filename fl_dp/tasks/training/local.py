@@ -1,6 +1,6 @@
 """Local training by plain SGD, and evaluation.
 
-There is no data loader and no optimizer object: building them would take longer than training on a
+Without data loader and optimizer object: building them would take longer than training on a
 simulated client's few records.
 """
 
@@ -47,13 +47,13 @@ def train_locally(
     every row once, in a new order; the last, smaller batch counts like any other.
 
     Args:
-        model: The model; it returns to its mode (train or eval).
+        model: Returns to its mode (train or eval).
         features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`.
         labels: Int64 `(n,)`, or float32 where they are numbers.
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
         batch_size: Rows per step, at least 1.
-        seed: Seed of the order of the rows; the global random state does not change.
+        seed: Seed of the rows' order; the global random state does not change.
 
     Raises:
         ValueError: If a number is out of its range, or features and labels differ in length.
@@ -86,11 +86,11 @@ def train_locally(
 
 
 def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tensor:
-    """Return the cross-entropy of classes in nats, or the squared error of numbers.
+    """The cross-entropy of classes in nats, or the squared error of numbers.
 
     Args:
-        outputs: Outputs of a model, `(n, num_classes)`; `(n, 1)` for numbers.
-        labels: Labels `(n,)`, integers for classes.
+        outputs: A model's outputs, `(n, num_classes)`; `(n, 1)` for numbers.
+        labels: `(n,)`, integers for classes.
         reduction: "none" returns each row's loss, `(n,)`; "mean" their mean.
     """
     if labels.is_floating_point():
@@ -118,13 +118,13 @@ def evaluate(
     """Measure a model, which stays unchanged and returns to its mode (train or eval).
 
     Args:
-        model: The model, evaluated in eval mode on its own device.
+        model: Evaluated in eval mode on its own device.
         features: As for `train_locally`.
         labels: As for `train_locally`; numbers are in [-1, 1].
         batch_size: Rows per forward pass, at least 1; the result does not depend on it.
-        max_loss: Upper bound to which each row's loss is clipped, so that one row moves the mean by
-            at most that over `n`; a NaN loss counts as half of it.
-        on_logits: Called with the outputs of each batch, `(k, num_classes)`, in the rows' order.
+        max_loss: Bound to which each row's loss is clipped: one row moves the mean by at most that
+            over `n`. A NaN loss counts as half of it.
+        on_logits: Called with each batch's outputs, `(k, num_classes)`, in the rows' order.
 
     Returns:
         Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. For labels that are
@@ -159,14 +159,14 @@ def evaluate(
 
 
 def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 minus the error of each prediction, `(n,)` in [0, 1].
+    """1 minus the error of each prediction, `(n,)` in [0, 1].
 
-    Errors are shares of the labels' range. A prediction outside of it counts as its nearer end; NaN
+    Errors are shares of the labels' range. A prediction outside it counts as its nearer end; NaN
     counts as wrong by the whole range.
 
     Args:
         outputs: Predictions `(n, 1)`.
-        labels: Labels `(n,)`, in [-1, 1].
+        labels: `(n,)`, in [-1, 1].
     """
     errors = (outputs.squeeze(1).clamp(-1.0, 1.0) - labels).abs()
     return 1.0 - errors.nan_to_num(nan=2.0) / 2.0
@@ -177,11 +177,11 @@ def evaluate_with_probabilities(
     features: NDArray[np.float32] | NDArray[np.int64],
     labels: NDArray[Any],
 ) -> tuple[float, float, NDArray[np.float64]]:
-    """Measure a model on at least one row as `evaluate`, and return its predictions as well.
+    """Measure a model on at least one row as `evaluate`, and return its predictions.
 
     Returns:
-        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`; for labels
-        that are numbers the predictions, `(n,)`.
+        Loss, accuracy, and the classes' probabilities, float64 `(n, num_classes)`; for labels that
+        are numbers the predictions, `(n,)`.
     """
     batches: list[Tensor] = []
     loss, accuracy = evaluate(
@@ -208,9 +208,10 @@ def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
 
 
 def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> Tensor | None:
-    """Return the order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
+    """The order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
 
-    None if one batch holds all rows: their mean does not depend on the order, and copies are saved.
+    None if one batch holds all rows: their mean does not depend on the order, and copies are
+    saved.
     """
     if num_rows <= batch_size:
         return None
@@ -218,7 +219,7 @@ def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> T
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's parameters; the CPU for a model without any."""
+    """The device of a model's parameters; the CPU for a model without any."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 

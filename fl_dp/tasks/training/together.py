@@ -5,16 +5,15 @@
     ... ):
     ...     print(indices, vectors.shape)
 
-A small model is trained in short calls of PyTorch, whose overhead exceeds the work. Here the
-parameters of many units are one matrix, one row per unit, and `torch.vmap` computes a step of all
-in one call. Their losses are summed: none depends on another unit's parameters, so the gradient of
-the sum is each unit's own.
+For a small model PyTorch's overhead per call exceeds the work. Here the parameters of many units
+are one matrix, one row per unit, and `torch.vmap` computes a step of all in one call. Their losses
+are summed: none depends on another unit's parameters, so the sum's gradient is each unit's own.
 
 Units must not influence each other's updates. Every operation works on each row separately. Units
-are grouped only by the shapes of their own data, and data that do not fit are left out before
-anything is computed. Kernels round by the number of rows, so rows are filled up to a power of two:
-a unit's row is then the same to the bit whatever stands beside it. This is tested on CPUs; a GPU
-may choose its kernels by more.
+are grouped only by their own data's shapes, and data that do not fit are left out before anything
+is computed. Kernels round by the number of rows, so rows are filled up to a power of two: a unit's
+row is then the same to the bit whatever stands beside it. This is tested on CPUs; a GPU may choose
+its kernels by more.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class UnitData:
     Attributes:
         features: Float32 `(n, *input_shape)`; units of integers (tokens) are left out.
         labels: Int64 `(n,)`, or float32 where they are numbers.
-        seed: Seed of the order of its rows.
+        seed: Seed of its rows' order.
     """
 
     features: NDArray[np.float32] | NDArray[np.int64]
@@ -92,12 +91,12 @@ def train_together(
     """Train each unit from the same model as `train_locally` would, many at a time.
 
     Some models can't be trained so: with dropout, BatchNorm, shared parameters, other numbers than
-    float32, or operations that `torch.vmap` does not know. They are trained one unit after the
-    other, and the log gives the reason. Neither the model nor the global random state changes.
+    float32, or operations unknown to `torch.vmap`. Their units are trained one after the other,
+    and the log gives the reason. Neither the model nor the global random state changes.
 
     Args:
-        model: The first model of all units, with outputs `(n, classes)`, on its own device.
-        units: Data of the units. Data that do not fit the model change nothing for other units.
+        model: All units' first model, with outputs `(n, classes)`, on its own device.
+        units: Data that do not fit the model change nothing for other units.
         learning_rate: As in `train_locally`.
         epochs: As in `train_locally`.
         batch_size: As in `train_locally`.
@@ -140,7 +139,7 @@ def train_together(
 
 
 def why_not_together(model: nn.Module) -> str | None:
-    """Return why a model's units can't be trained at once; None if no reason is known."""
+    """Why a model's units can't be trained at once; None if no reason is known."""
     state = distinct_state(model)
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
@@ -158,7 +157,7 @@ def why_not_together(model: nn.Module) -> str | None:
 
 
 def units_at_once(unit_bytes: int, free_bytes: int | None = None) -> int:
-    """Return how many units to train at once, a power of two.
+    """How many units to train at once, a power of two.
 
     Args:
         unit_bytes: Bytes that one unit's step stores.
@@ -229,7 +228,7 @@ def _in_chunks(
 def _unit_of(index: int, unit: UnitData) -> _Unit | None:
     """Return a unit as tensors on the CPU; None if its data do not fit, or are tokens (integers).
 
-    Data fit if there is one label per record.
+    Data fit with one label per record.
     """
     if np.issubdtype(np.asarray(unit.features).dtype, np.integer):
         return None
@@ -254,7 +253,7 @@ def _has_labels(labels: Tensor, outputs: int) -> bool:
 
 
 def _width(num_rows: int, batch_size: int) -> int:
-    """Return the rows of a step: few different numbers, and less than half of them padding."""
+    """The rows of a step: few different numbers, and less than half of them padding."""
     if num_rows >= batch_size:
         return batch_size
     power: int = 1 << (num_rows - 1).bit_length()
@@ -264,7 +263,7 @@ def _width(num_rows: int, batch_size: int) -> int:
 
 
 def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of classes, and the bytes that a unit's step stores for its gradient.
+    """The number of classes, and the bytes that a unit's step stores for its gradient.
 
     Raises:
         ValueError: If the model does not return one row of logits per record.
@@ -292,7 +291,7 @@ def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
 def _trained_at_once(
     model: nn.Module, chunk: Sequence[_Unit], width: int, training: _Training
 ) -> NDArray[np.floating]:
-    """Return the trained rows of a chunk, whose units are sorted by falling steps."""
+    """The trained rows of a chunk, whose units are sorted by falling steps."""
     device = device_of(model)
     rows = _vector(model).to(device).repeat(_filled_up(len(chunk)), 1)
     x = torch.cat([unit.x for unit in chunk]).to(device)
@@ -340,10 +339,10 @@ def _epoch(
     width: int,
     batch_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows of each unit's steps and their weights in the mean, `(units, steps, width)`.
+    """The rows of each unit's steps and their weights in the mean, `(units, steps, width)`.
 
-    Rows are counted through the chunk. Batches are filled up with a row of the same unit, of weight
-    zero: zeros as records might divide by zero.
+    Rows are counted through the chunk. Batches are filled up with a row of the same unit, of
+    weight zero: zeros as records might divide by zero.
     """
     most = chunk[0].steps(batch_size)
     rows = torch.zeros(_filled_up(len(chunk)), most * width, dtype=torch.int64)
@@ -365,7 +364,7 @@ def _epoch(
 
 
 def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
-    """Return the columns of each trainable parameter in a row, and its shape."""
+    """Each trainable parameter's columns in a row, and its shape."""
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     columns, start = {}, 0
     for name, tensor in distinct_state(model).items():
@@ -384,7 +383,7 @@ def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDA
 
 
 def _vector(model: nn.Module) -> Tensor:
-    """Return the floating-point entries of a model's state, flat, on the CPU."""
+    """The floating-point entries of a model's state, flat, on the CPU."""
     entries = [tensor for tensor in distinct_state(model).values() if tensor.is_floating_point()]
     wide = any(tensor.dtype == torch.float64 for tensor in entries)
     dtype = torch.float64 if wide else torch.float32

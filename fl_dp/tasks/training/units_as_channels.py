@@ -1,9 +1,9 @@
 """Layers over channels for many models at once: the channels of all models side by side.
 
-`torch.vmap` moves the models into the batch of a pooling layer and separates a convolution from its
-bias. Both copy whole activations, and lose the memory order in which these layers are fast,
-channels last. Here the models' channels stay side by side and nothing is copied: a convolution of
-all models is one grouped convolution.
+`torch.vmap` moves the models into a pooling layer's batch and separates a convolution from its
+bias. Both copy whole activations, and lose channels last, the memory order in which these layers
+are fast. Here the models' channels stay side by side and nothing is copied: a convolution of all
+models is one grouped convolution.
 
     >>> with UnitsAsChannels():
     ...     logits = torch.vmap(forward, in_dims=(0, 1))(parameters, side_by_side(images))
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 class UnitsAsChannels(TorchFunctionMode):
     """Inside `torch.vmap`, runs conv2d, max_pool2d and group_norm with the models as channels.
 
-    The results equal those of `torch.vmap` except for rounding. Other functions are unchanged.
+    Results equal those of `torch.vmap` except for rounding. Other functions are unchanged.
     """
 
     def __torch_function__(
@@ -69,7 +69,7 @@ class _Together(torch.autograd.Function):
 
 
 def _merged(tensor: Tensor, dim: int | None, units: int, channels: int) -> Tensor:
-    """Merge the dimension of the units, if there is one, into that of the channels."""
+    """Merge the units' dimension, if there is one, into that of the channels."""
     if dim is None:
         sizes = list(tensor.shape)
         sizes.insert(channels, units)
