@@ -1,7 +1,7 @@
 """How long the accounting takes, against what a federation would use otherwise.
 
-Every call gets parameters that no call had before, so that no cache answers; the gate is the one
-exception, as answering from what is certified is what it does.
+Every call gets new parameters, so no cache answers. The gate is the one exception: answering from
+what is certified is its work.
 
     python benchmarks/accounting.py [--json] [--repeats 3]
 """
@@ -39,17 +39,17 @@ _fresh = itertools.count()
 
 
 def new_multiplier() -> float:
-    """Return a noise multiplier near 1 that was never used before."""
+    """A noise multiplier near 1 that was never used before."""
     return 1.0 + 1e-7 * next(_fresh)
 
 
 def sampled(noise_multiplier: float) -> dpa.DpEvent:
-    """Return dp-accounting's event of one round."""
+    """dp-accounting's event of one round."""
     return dpa.PoissonSampledDpEvent(RATE, dpa.GaussianDpEvent(noise_multiplier))
 
 
 def ours(noise_multiplier: float) -> PoissonGaussianEvent:
-    """Return our event of the same round."""
+    """Our event of the same round."""
     return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=RATE)
 
 
@@ -82,7 +82,7 @@ def gate_case() -> Case:
 
 
 def their_epsilon(multipliers: list[float], count: int, interval: float) -> float:
-    """Return dp-accounting's PLD epsilon."""
+    """dp-accounting's PLD epsilon."""
     accountant = PLDAccountant(SPECIAL, interval)
     for noise_multiplier in multipliers:
         accountant.compose(sampled(noise_multiplier), count)
@@ -90,19 +90,19 @@ def their_epsilon(multipliers: list[float], count: int, interval: float) -> floa
 
 
 def schedule_of_200() -> list[float]:
-    """Return 200 different noise multipliers."""
+    """200 different noise multipliers."""
     return list(np.linspace(1.0, 2.0, 200) * new_multiplier())
 
 
 def their_renyi_vector() -> object:
-    """Return dp-accounting's Renyi divergences of one round."""
+    """dp-accounting's Renyi divergences of one round."""
     accountant = RdpAccountant(ORDERS, SPECIAL)
     accountant.compose(sampled(new_multiplier()))
     return accountant.rdp
 
 
 def their_calibration() -> float:
-    """Return dp-accounting's calibrated noise multiplier."""
+    """dp-accounting's calibrated noise multiplier."""
     return float(
         dpa.calibrate_dp_mechanism(
             lambda: PLDAccountant(SPECIAL, INTERVAL),
@@ -116,7 +116,7 @@ def their_calibration() -> float:
 
 
 def cases() -> list[Case]:
-    """Return every comparison."""
+    """Every comparison."""
     return [
         gate_case(),
         Case(

@@ -3,10 +3,10 @@
     python benchmarks/accuracy.py                       # every table of accuracy.yaml
     python benchmarks/accuracy.py records --seeds 0     # one table, one seed
 
-Accuracy, unit, epsilon and delta are read from each run's folder, and kept there in `result.json`:
-a stopped table goes on where it was, and a row whose overrides have changed is trained again.
-`--list` trains nothing and prints what there is; `--picture FILE` draws it against epsilon. Images
-have to be there: `fl-dp data fashion_mnist`.
+Accuracy, unit, epsilon and delta come from each run's folder, and are kept there in `result.json`.
+So a stopped table goes on, and a row with changed overrides is trained again. `--list` only prints
+what there is; `--picture FILE` draws it against epsilon. Images must be there: `fl-dp data
+fashion_mnist`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Row:
 
     Attributes:
         label: What is trained, in words.
-        overrides: Of `fl-dp run`, but for the seed.
+        overrides: Of `fl-dp run`, without the seed.
         public: What no promise covers.
         public_alone: What that reaches without any private record.
         published: What others report of the same set, with public data of the same kind,
-            `[epsilon, accuracy]` by their name.
+            `[epsilon, accuracy]` by name.
         chosen_on: Data on which the settings were chosen.
         line: Its name in the picture, where a panel has several.
         metric: What is reported, a key of `metrics.jsonl`.
-        seeds: Of its runs; None: those of the command.
+        seeds: Of its runs; None: the command's.
     """
 
     label: str
@@ -61,7 +61,7 @@ class Row:
     seeds: tuple[int, ...] | None = None
 
     def trained(self, seed: int, runs: Path) -> None:
-        """Train one run, unless it is there; what was stopped in its folder goes on."""
+        """Train one run, unless it is there; a stopped run in its folder goes on."""
         folder = runs / self.name_of_run(seed)
         asked = [f"resume={folder}"]
         if not folder.exists():
@@ -86,7 +86,7 @@ class Row:
         print(json.dumps(result), file=sys.stderr)
 
     def result(self, seed: int, runs: Path) -> dict[str, Any] | None:
-        """Return what a run came to; None if it has not ended."""
+        """What a run came to; None if it has not ended."""
         kept = runs / self.name_of_run(seed) / "result.json"
         if not kept.is_file():
             return None
@@ -94,13 +94,13 @@ class Row:
         return read
 
     def name_of_run(self, seed: int) -> str:
-        """Return a name that only runs with the same overrides and seed have."""
+        """A name for runs with the same overrides, metric and seed."""
         pinned = json.dumps([self.overrides, self.metric]).encode()
         return f"{hashlib.sha256(pinned).hexdigest()[:12]}-{seed}"
 
 
 def read_tables(file: Path = TABLES) -> dict[str, tuple[str, list[Row]]]:
-    """Return title and rows of each table; what a table says holds for each of its rows."""
+    """Title and rows of each table; what a table says holds for each row."""
     tables = {}
     for name, table in yaml.safe_load(file.read_text(encoding="utf-8")).items():
         title, rows = table.pop("title"), table.pop("rows")
@@ -117,7 +117,7 @@ def _merged(table: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
+    """Yield a table's lines in Markdown."""
     yield f"**{title}**\n"
     yield "| what | unit | epsilon | delta | mean | each seed | public | alone | chosen on |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -136,7 +136,7 @@ def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) ->
 
 
 def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> None:
-    """Draw accuracy against epsilon, a panel for each label, with what others have published."""
+    """Draw accuracy against epsilon, a panel per label, with what others have published."""
     measured = [(row, results) for row, results in rows if results and results[0]["epsilon"]]
     labels = list(dict.fromkeys(row.label for row, _ in measured))
     made = new_picture([1.0] * len(labels))
@@ -198,7 +198,7 @@ def _short(number: float) -> str:
 
 
 def main() -> None:
-    """Train what is missing of the tables, and print them."""
+    """Train what is missing, and print the tables."""
     tables = read_tables()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)}")

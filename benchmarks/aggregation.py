@@ -1,10 +1,10 @@
-"""How long the server takes from the replies of a round to its released model, and in what memory.
+"""Time and memory from the replies of a round to the server's released model.
 
-Ours checks, clips, sums on the grid and adds secure noise. It is compared with Flower's FedAvg on
-the same reply messages, which does nothing for privacy, and with Flower's wrapper around FedAvg,
-which clips and adds floating-point noise. Two times are taken: of all the work, noise included, as
-if all replies came at once; and from the last reply on, when ours has drawn the noise and folded
-the others while it waited, and Flower begins. The peak memory is printed to stderr.
+Ours checks, clips, sums on the grid and adds secure noise. On the same replies it is compared with
+Flower's FedAvg, which does nothing for privacy, and with Flower's wrapper around FedAvg, which
+clips and adds floating-point noise. One time is of all the work, noise included, as if all replies
+came at once. The other starts at the last reply: while waiting, ours has drawn the noise and
+folded the others; Flower only begins. The peak memory is printed to stderr.
 
     python benchmarks/aggregation.py [--json] [--repeats 9]
     python benchmarks/aggregation.py --gib 1    # rounds with a model of that size: memory alone
@@ -52,7 +52,7 @@ LARGE_MLP = {  # 10 M parameters
 
 
 class Round:
-    """A model and the replies of a cohort, whose updates are about ten clipping norms long."""
+    """A model and a cohort's replies, with updates about ten clipping norms long."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], cohort: int) -> None:
         """Write the replies as Flower's clients do."""
@@ -85,7 +85,7 @@ class Round:
         return self.release()
 
     def open(self) -> None:
-        """Begin to draw the noise, as a round does when it is charged."""
+        """Begin to draw the noise, as a charged round does."""
         self.layout = VectorLayout.of(self.model)
         self.origin = self.layout.flatten(self.model)
         self.clipped = ClippedSum(
@@ -111,13 +111,13 @@ class Round:
         return self.layout.merge(self.layout.unflatten(self.origin, mean), self.model)
 
     def wait_for_last(self) -> None:
-        """Do what is done while the last reply is awaited."""
+        """Do the work that precedes the last reply."""
         self.open()
         self.fold(self.replies[:-1])
         time.sleep(0.5)  # for the noise, which threads draw
 
     def after_last(self) -> ArrayRecord:
-        """Release the model once the last reply is there."""
+        """Release the model from the last reply on."""
         self.fold(self.replies[-1:])
         return self.release()
 
@@ -138,7 +138,7 @@ class Round:
         return arrays
 
     def _copies(self) -> list[Message]:
-        """Return messages of the same arrays: the wrapper writes into those that it is given."""
+        """Messages of the same arrays: the wrapper writes into its messages."""
         copies = []
         for reply in self.replies:
             copy = Message(RecordDict(), dst_node_id=1, message_type="train")
@@ -148,7 +148,7 @@ class Round:
 
 
 def cases(name: str, work: Round) -> list[Case]:
-    """Compare the same round with FedAvg's and with the wrapper's."""
+    """Compare the same round with FedAvg's and the wrapper's."""
     size = f"{work.cohort} replies x {work.size / 1e6:.3g} M float32"
     return [
         Case(
@@ -174,7 +174,7 @@ def cases(name: str, work: Round) -> list[Case]:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Return how many bytes `run` adds to the memory in use at most."""
+    """How many bytes `run` adds to the memory in use at most."""
     tracemalloc.start()
     try:
         run()

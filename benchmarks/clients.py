@@ -2,15 +2,16 @@
 
     python benchmarks/clients.py --case units|dp_sgd|gradients [--threads 2] [--json] [--repeats 9]
 
-`units`: a node trains, clips and sums 100 units of 20 images each: ours, which trains them
-together; a plain loop over them in PyTorch; and pfl-research, which also takes them one by one. It
-gets an environment of its own with the same version of PyTorch, kept under the temporary folder.
+`units`: a node trains, clips and sums 100 units of 20 images each. Ours trains them together; a
+plain PyTorch loop and pfl-research take them one by one. pfl-research gets an environment of its
+own with the same PyTorch, kept under the temporary folder.
 
-`dp_sgd`: a client takes part once under DP-SGD, 256 images in eight steps: `OpacusClient` with its
-ledger on disk, beside Opacus' steps alone, and beside a new engine with its epsilon each round.
+`dp_sgd`: a client's one participation in DP-SGD, 256 images in eight steps: `OpacusClient` with
+its ledger on disk, beside Opacus' steps alone, and beside a new engine with its epsilon each
+round.
 
-`gradients`: steps whose gradients are each record's alone, beside Opacus' hooks and plain SGD, for
-a small CNN, a ResNet-18 of width 16, a small transformer and an LSTM.
+`gradients`: steps with gradients record by record, beside Opacus' hooks and plain SGD, for a small
+CNN, a ResNet-18 of width 16, a small transformer and an LSTM.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ PFL = "pfl[pytorch]==0.6.0"
 
 @contextlib.contextmanager
 def units(threads: int) -> Iterator[list[Case]]:
-    """Compare a node of many units with a loop, and with pfl-research."""
+    """Compare a node of many units with a loop and with pfl-research."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(UNITS, ROWS, 1, 28, 28)).astype(np.float32)
     y = rng.integers(0, 10, size=(UNITS, ROWS))
@@ -78,7 +79,7 @@ def units(threads: int) -> Iterator[list[Case]]:
 
 
 def node_of_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
-    """Return what a node does when it is asked for the sum of its units."""
+    """What a node does when asked for its units' sum."""
     model = small_cnn()
     record = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
     data = [UnitData(features=x[unit], labels=y[unit], seed=unit) for unit in range(len(x))]
@@ -113,7 +114,7 @@ def node_of_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
 
 
 def loop_over_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
-    """Return the simplest loop that trains, clips and sums, with an optimizer and no loader."""
+    """The simplest loop that trains, clips and sums, with an optimizer and no loader."""
     model, origin = small_cnn(), small_cnn().state_dict()
     features, labels = torch.from_numpy(x), torch.from_numpy(y)
 

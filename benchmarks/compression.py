@@ -1,9 +1,9 @@
-"""Fewer bytes at equal budget: accuracy against what a message weighs, as a table.
+"""Fewer bytes at equal budget: accuracy against a message's bytes, as a table.
 
     python benchmarks/compression.py --runs runs/compression
 
-trains each encoding through `fl-dp run` (about a minute a run); runs that are there already are
-read. Nothing is tuned to an encoding. The comparison is of accuracy and bytes, not of time.
+trains each encoding through `fl-dp run` (about a minute a run), or reads its run. Nothing is tuned
+to an encoding. The comparison is of accuracy and bytes, not of time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OF_EXPONENTIAL = ("none", "quantize, 4 bits", "quantize, 2 bits", "quantize, 1 b
 
 
 def outcome_of(mode: str, encoding: str, runs: Path, seeds: int) -> dict[str, Any]:
-    """Train what is missing and read what came of it."""
+    """Train what is missing and read the results."""
     accuracies, line = [], {}
     for seed in range(seeds):
         name = f"{mode}-{encoding}-{seed}".replace(" ", "").replace(",", "-").replace("%", "")

@@ -1,9 +1,9 @@
 """What correlated noise costs to prepare and to draw.
 
-The coefficients are timed at the sizes of docs/correlated_noise.md, the noise of a round with 16
-bands beside independent noise of the same size, in turns. jax-privacy's optimiser, which finds the
-same coefficients, is timed where `--jax-privacy` names a Python that has it, as it wants an
-environment of its own; otherwise the result says that it was left out.
+The coefficients are timed at the sizes of docs/correlated_noise.md. The noise of a round with 16
+bands takes turns with independent noise of the same size. jax-privacy's optimiser finds the same
+coefficients but wants an environment of its own: `--jax-privacy` names its Python; without it the
+result says that it was left out.
 
     python benchmarks/correlated.py [--json] [--repeats 9] [--jax-privacy /path/to/bin/python]
 """
@@ -41,7 +41,7 @@ print(json.dumps(time.perf_counter() - start))
 
 
 def optimiser(repeats: int, peer: str | None) -> dict[str, Any]:
-    """Time the search for coefficients, and the peer's where there is one."""
+    """Time the search for coefficients, and the peer's if any."""
     results: dict[str, Any] = {}
     for rounds, bands in CASES:
         seconds = []
@@ -86,7 +86,7 @@ def drawing(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what was timed, as a table or JSON."""
+    """Print the timings as a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print the medians as JSON")
     parser.add_argument("--repeats", type=int, default=9, help="timings a side (default: 9)")

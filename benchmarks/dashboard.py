@@ -1,9 +1,9 @@
-"""What the dashboard costs: listing many long runs, and following one that is under way.
+"""What the dashboard costs: listing many long runs, and following a live one.
 
     python benchmarks/dashboard.py [--runs 500] [--rounds 1000] [--seconds 20] [--json]
 
-The list is beside reading every line of every run's metrics, which is what it leaves out. The live
-curve is a run that releases a round each second; its cost is a share of one core.
+The list is beside reading every line of every run's metrics, which it leaves out. The live curve
+is a run that releases a round each second; its cost is a share of one core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fl_dp.viewer.found_runs import RunsFolder
 
 
 def line_of(number: int, rounds: int) -> str:
-    """Return one line of metrics as a training writes it."""
+    """One line of metrics as a training writes it."""
     share = number / rounds
     line = {
         "round": number,
@@ -44,7 +44,7 @@ def line_of(number: int, rounds: int) -> str:
 
 
 def write_run(folder: Path, rounds: int, done: int) -> None:
-    """Write a run's settings and the metrics of the rounds that it has done."""
+    """Write a run's settings and the metrics of its done rounds."""
     folder.mkdir(parents=True)
     settings = compose_settings([f"rounds={rounds}"])
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(asdict(settings)), encoding="utf-8")
@@ -53,7 +53,7 @@ def write_run(folder: Path, rounds: int, done: int) -> None:
 
 
 def seconds_of(work: Callable[[], object]) -> dict[str, float]:
-    """Return the seconds of a clock, and of a processor, that something takes."""
+    """Seconds of a clock, and of a processor, that something takes."""
     clock, processor = time.perf_counter(), time.process_time()
     work()
     return {
@@ -70,7 +70,7 @@ def read_everything(root: Path) -> None:
 
 
 def followed_share(root: Path, name: str, rounds: int, seconds: float) -> dict[str, float]:
-    """Return the share of a core that following a run takes, for a round each second."""
+    """Share of a core that following a run takes, at a round each second."""
     runs = RunsFolder(root)
     live = LiveRuns(runs=runs, is_mine=lambda _: True)
     over = threading.Event()
@@ -104,7 +104,7 @@ def followed_share(root: Path, name: str, rounds: int, seconds: float) -> dict[s
 
 
 def measure(runs: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Write the runs and time what a reader of the dashboard waits for."""
+    """Write the runs and time what a dashboard's reader waits for."""
     with tempfile.TemporaryDirectory(prefix="fl-dp-") as name:
         root = Path(name)
         for number in range(runs):

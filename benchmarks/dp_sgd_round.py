@@ -1,4 +1,4 @@
-"""A participation of a client under DP-SGD, and what gradients of single records cost in it."""
+"""A client's participation in DP-SGD, and the cost of gradients record by record."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 
 
 class Images(TensorDataset):
-    """Images in memory, handed out a batch at a time, to all sides alike."""
+    """Images in memory, handed out batch by batch, to all sides alike."""
 
     record_wise = True
 
     def __getitems__(self, rows: list[int]) -> list[tuple[torch.Tensor, ...]]:
-        """Return a batch as the only item of a list, which is what Opacus' collation asks for."""
+        """Return a batch as a list's only item, as Opacus' collation needs it."""
         return [tuple(tensor[rows] for tensor in self.tensors)] if rows else []
 
 
@@ -116,7 +116,7 @@ def gradients(threads: int) -> Iterator[list[Case]]:
 
 
 def private_steps(model: nn.Module, data: TensorDataset) -> Callable[[], object]:
-    """Return steps on all records: gradients, clipping, noise, optimizer."""
+    """Steps on all records: gradients, clipping, noise, optimizer."""
     plan = RecordPlan.from_noise_multiplier(
         NOISE,
         delta=1e-5,
@@ -130,7 +130,7 @@ def private_steps(model: nn.Module, data: TensorDataset) -> Callable[[], object]
 
 
 def peer_steps(model: nn.Module, data: TensorDataset, *, hooks: bool) -> Callable[[], object]:
-    """Return steps of Opacus' hooks, or of plain SGD, on all records as one batch."""
+    """Steps of Opacus' hooks, or of plain SGD, on all records as one batch."""
     model = copy.deepcopy(model)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     features, labels = data.tensors
@@ -149,7 +149,7 @@ def peer_steps(model: nn.Module, data: TensorDataset, *, hooks: bool) -> Callabl
 
 
 def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Callable[[], object]:
-    """Return one `fit` of ours: gate, charge, steps, commit, arrays."""
+    """One `fit` of ours: gate, charge, steps, commit, arrays."""
     plan = RecordPlan.from_noise_multiplier(
         NOISE,
         delta=1e-5,
@@ -184,7 +184,7 @@ def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Call
 
 
 def bare_steps(data: Images, *, mode: str) -> Callable[[], object]:
-    """Return the steps alone: everything was wrapped before the clock starts."""
+    """The steps alone: everything was wrapped before the clock starts."""
     model = small_cnn()
     made = PrivacyEngine(accountant="rdp").make_private(
         module=model,
@@ -203,7 +203,7 @@ def bare_steps(data: Images, *, mode: str) -> Callable[[], object]:
 
 
 def engine_a_round(data: Images) -> Callable[[], object]:
-    """Return what Flower's example does: a new engine, the steps, and Opacus' own epsilon."""
+    """What Flower's example does: a new engine, the steps, and Opacus' own epsilon."""
 
     def fit() -> object:
         model, criterion = small_cnn(), nn.CrossEntropyLoss()

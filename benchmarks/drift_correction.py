@@ -2,10 +2,10 @@
 
     python benchmarks/drift_correction.py --json
 
-A thousand clients of Fashion-MNIST, Dirichlet 0.1 over labels, a tenth of them drawn in each round,
+A thousand clients of Fashion-MNIST, Dirichlet 0.1 over labels, a tenth of them drawn per round,
 softmax regression on images of 14x14, clipped updates and one noise on their sum. Each arm changes
-what a client does and nothing that is released: `prox` pulls towards the round's model. Nothing was
-chosen: one clipping norm for all.
+what a client does, and nothing that is released: `prox` pulls towards the round's model. Nothing
+was chosen: one clipping norm for all.
 Noise comes from NumPy: this measures accuracy and protects nobody.
 """
 
@@ -60,7 +60,7 @@ ARMS = (
 
 
 class Federation:
-    """Clients' images, padded to the most that one has."""
+    """Clients' images, padded to the largest client's number."""
 
     def __init__(self, data: Dataset, seed: int) -> None:
         """Deal the images out."""
@@ -78,7 +78,7 @@ class Federation:
             self.weight[client, : len(rows)] = 1.0 / max(1, len(rows))
 
     def gradients(self, clients: Tensor, models: Tensor) -> Tensor:
-        """Return each client's gradient at its model, `(k, 197, 10)`, the last row the bias."""
+        """Each client's gradient at its model, `(k, 197, 10)`, the last row the bias."""
         x = self.x[clients]
         wrong = (x @ models[:, :PIXELS] + models[:, PIXELS:]).softmax(2) - self.y[clients]
         wrong = wrong * self.weight[clients]
@@ -86,12 +86,12 @@ class Federation:
 
 
 def halved(images: NDArray[Any]) -> Tensor:
-    """Return images of half the sides, `(n, 196)`."""
+    """Images of half the sides, `(n, 196)`."""
     return functional.avg_pool2d(torch.from_numpy(images), 2).flatten(1)
 
 
 def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: int) -> Tensor:
-    """Return the model after all rounds, `(197, 10)`.
+    """The model after all rounds, `(197, 10)`.
 
     Args:
         federation: The clients.
@@ -120,7 +120,7 @@ def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: i
 
 
 def accuracy(data: Dataset, model: Tensor) -> float:
-    """Return the share of the test part that is right."""
+    """Share of the test part that is right."""
     x = halved(data.features(slice(None), "test"))
     right = (x @ model[:PIXELS] + model[PIXELS]).argmax(1).numpy() == data.labels(
         slice(None), "test"
@@ -129,7 +129,7 @@ def accuracy(data: Dataset, model: Tensor) -> float:
 
 
 def noise_for(epsilon: float) -> float:
-    """Return the noise multiplier of a budget; 0 for infinity."""
+    """The noise multiplier of a budget; 0 for infinity."""
     if epsilon == float("inf"):
         return 0.0
     plan = CentralPlan(

@@ -2,9 +2,9 @@
 
     python benchmarks/endurance.py [--rounds 40] [--engine in_process] [--json]
 
-`fl-dp run` trains digits with ten clients, all of them in every round. While it goes on, all of its
-processes are counted and measured once a second. `--engine flower` goes through Flower's simulation
-and Ray. Figures of the first fifth are of starting up; growth is from the second fifth to the last.
+`fl-dp run` trains digits with ten clients, all in every round. Meanwhile all its processes are
+counted and measured once a second. `--engine flower` goes through Flower's simulation and Ray. The
+first fifth is start-up; growth is from the second fifth to the last.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Sample:
 
     Attributes:
         round: Last released.
-        memory_mib: Resident memory of all processes, what they share counted in each.
+        memory_mib: Resident memory of all processes; shared memory counts in each.
         open_files: Of all processes.
         threads: Of all processes.
-        processes: How many there are.
-        temporary_kib: Size of its files in the temporary folder, which all go when it ends.
+        processes: Their number.
+        temporary_kib: Size of the run's temporary files, which all go at its end.
     """
 
     round: int
@@ -56,7 +56,7 @@ class Sample:
 
 
 def sample(pid: int, metrics: Path, temporary: Path) -> Sample:
-    """Measure a process and all that it has started."""
+    """Measure a process and all that it started."""
     memory = files = threads = processes = 0
     for process in (pid, *descendants(pid)):
         folder = Path(f"/proc/{process}")
@@ -79,7 +79,7 @@ def sample(pid: int, metrics: Path, temporary: Path) -> Sample:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
-    """Return each figure's median in the second and in the last fifth of the rounds."""
+    """Each figure's median in the second and the last fifth of the rounds."""
     last = max(sample.round for sample in samples)
     second = [sample for sample in samples if last / PARTS <= sample.round < 2 * last / PARTS]
     # After the last round processes end, one after the other: that is no round any more.
@@ -96,7 +96,7 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
 
 
 def measure(rounds: int, engine: str) -> dict[str, Any]:
-    """Train, and return how the figures grew and what was left behind."""
+    """Train; return the figures' growth and what was left behind."""
     in_memory = _objects()
     with (
         # Short: Ray's sockets lie below it, and a socket's path has at most 103 bytes.

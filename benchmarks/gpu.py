@@ -10,9 +10,9 @@ Sections come in the order of their worth, each in a process of its own (`gpu_ca
 - steps of DP-SGD by each way to clipped gradients, beside plain steps, of three models;
 - the first again, without privacy.
 
-`rows.jsonl` in the folder `--out` has each row as soon as it is measured. A section for which the
-time does not suffice is skipped, and a row says so. `--device cpu` runs the same at small sizes, to
-try the script; its numbers say nothing.
+`rows.jsonl` in the folder `--out` gets each row as soon as it is measured. A section without
+enough time is skipped, and a row says so. `--device cpu` tries the script at small sizes; its
+numbers say nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rows:
         print(line, flush=True)
 
     def all(self) -> list[dict[str, Any]]:
-        """Return what was written, by sections too; less a line that was cut off."""
+        """All rows, those of sections too, without a line that was cut off."""
         rows = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
             with suppress(json.JSONDecodeError):
@@ -92,14 +92,14 @@ class Rows:
 
 
 def measure(section: Section, rows: Rows, *, device: str, minutes: float, until: float) -> None:
-    """Run a section, which writes its rows itself; say it if it does not end well.
+    """Run a section, which writes its own rows; add a row if it does not end well.
 
     Args:
         section: What is measured.
-        rows: Where it is written, beside a file of what the section says.
+        rows: Where it is written, beside a log of the section's output.
         device: `cuda` or `cpu`.
         minutes: Of all sections.
-        until: Of `time.monotonic`, when everything ends.
+        until: When everything ends, by `time.monotonic`.
     """
     left = until - time.monotonic()
     if left < section.needs_s:
@@ -147,7 +147,7 @@ def description(device: str) -> dict[str, Any]:
 
 
 def installed(package: str) -> str | None:
-    """Return a package's version, None if it is not there."""
+    """A package's version, None if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -155,7 +155,7 @@ def installed(package: str) -> str | None:
 
 
 def objections(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what is wrong with the results, a sentence each."""
+    """What is wrong with the results, a sentence each."""
     wrong = []
     for row in rows:
         name = row.get("case", row["section"])
@@ -180,7 +180,7 @@ def objections(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the time suffices for; fail without a GPU, or if results are wrong."""
+    """Measure what time suffices for; fail without a GPU, or if results are wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
 """One section of `gpu.py`, in a process of its own: an error of CUDA ends no other.
 
-Each row is appended to the file of rows as soon as it is measured, so that a section that is cut
-off leaves what it had.
+Each row is appended to the file as soon as it is measured: a section that is cut off leaves what
+it had.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Sizes:
     """How much is done.
 
     Attributes:
-        repeats: Turns of each case, if the time suffices.
-        units: How many units are trained together, a case each.
+        repeats: Turns of each case, if time suffices.
+        units: Numbers of units trained together, a case each.
         images: Images of a unit.
         clients: Of pfl-research's CIFAR-10.
-        records: Images of each of them.
+        records: Images of each of these clients.
         cohort: Clients expected in a round of it.
         pace_s: Seconds for which its rounds are timed.
         batch: Expected records in a sample of DP-SGD, and records in a plain step.
@@ -127,7 +127,7 @@ class Bench:
     Attributes:
         device: Of the models.
         sizes: How much is done.
-        until: Of `time.monotonic`: no further turn is begun after it.
+        until: No further turn is begun after it, by `time.monotonic`.
         write: Keeps a row.
     """
 
@@ -168,7 +168,7 @@ def cifar(bench: Bench, framework: str, *, private: bool) -> None:
 
 
 def write_images(folder: Path, sizes: Sizes) -> str:
-    """Write CIFAR-10 where it is, else made-up images of its shape; return which, in words."""
+    """Write CIFAR-10 if it is here, else made-up images of its shape; return which, in words."""
     if sizes is FULL:
         with contextlib.suppress(FileNotFoundError):
             pfl_cifar10.prepare(folder)
@@ -198,7 +198,7 @@ def units(bench: Bench) -> None:
 
 
 def without_dropout() -> nn.Module:
-    """Return pfl-research's CNN less its dropout, with which units are trained one by one."""
+    """pfl-research's CNN without dropout, with which units are trained one by one."""
     layers = pfl_cifar10.their_cnn(0)
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Dropout)))
 
@@ -209,7 +209,7 @@ def trained_units(
     """Train units together on the device, and on the CPU.
 
     Times are with PyTorch's own rounding, TF32 for convolutions. `largest_difference` of a
-    parameter between device and CPU is without it, `as_timed` with it; `largest_change` is the
+    parameter between device and CPU is without it, `as_timed` with it. `largest_change` is the
     most that training moved one on the CPU.
     """
     rng = np.random.default_rng(0)
@@ -264,7 +264,7 @@ def trained(
 def in_order(
     chunks: Iterator[tuple[list[int], NDArray[np.floating]]], count: int
 ) -> NDArray[np.floating]:
-    """Return the trained units `(count, d)` in the order of their data."""
+    """The trained units `(count, d)` in the order of their data."""
     by_place = {
         index: vector
         for places, vectors in chunks
@@ -316,7 +316,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A transformer that names the class of its last token; without places of tokens."""
+    """A transformer that names the class of its last token; without positions."""
 
     def __init__(self, width: int) -> None:
         """Make four layers."""
@@ -346,7 +346,7 @@ class Model:
 
 
 def resnet18(sizes: Sizes) -> nn.Module:
-    """Return a ResNet-18 with GroupNorm: 11.2 million parameters at width 64."""
+    """A ResNet-18 with GroupNorm: 11.2 million parameters at width 64."""
     return build_model(
         "resnet18",
         input_shape=(3, sizes.side, sizes.side),
@@ -357,7 +357,7 @@ def resnet18(sizes: Sizes) -> nn.Module:
 
 
 def decoder(sizes: Sizes) -> nn.Module:
-    """Return a decoder four times as wide as the ResNet's first stage: 3.2 million parameters."""
+    """A decoder four times as wide as the ResNet's first stage: 3.2 million parameters."""
     torch.manual_seed(0)
     return Decoder(4 * sizes.width)
 
@@ -378,12 +378,12 @@ MODELS = {
 
 
 class OneByOne(DPSGD):
-    """DP-SGD as where vmap can't follow the model: one record after the other."""
+    """DP-SGD record by record, as where vmap can't follow the model."""
 
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
-        """Return what adds up the clipped gradients; see `DPSGD.gradients`."""
+        """Build what adds up the clipped gradients; see `DPSGD.gradients`."""
         return RecordGradients(
             template,
             SingleRecords(template, LossOfEach(self.criterion), one_by_one=True),
@@ -413,9 +413,9 @@ def dp_sgd(bench: Bench, model: str) -> None:
 
 
 def dp_sgd_step(bench: Bench, name: str, model: Model, way: str, sizes: Sizes) -> Row:
-    """Train for one participation by DP-SGD, and for as many plain steps; a row of one step.
+    """Time one participation by DP-SGD, and as many plain steps.
 
-    The wrapping of the model is in the time, as a client wraps it for each participation.
+    The time includes wrapping the model, as a client wraps it for each participation.
     """
     torch.manual_seed(0)
     count = BATCHES * sizes.batch
@@ -451,7 +451,7 @@ def dp_sgd_step(bench: Bench, name: str, model: Model, way: str, sizes: Sizes) -
 
 
 def plain_steps(model: nn.Module, records: Records, sizes: Sizes) -> None:
-    """Train as many steps without privacy, on as many records each."""
+    """Take as many steps without privacy, on as many records each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP_LEARNING_RATE)
     for _ in range(sizes.steps):
         features, labels = records.__getitems__(
@@ -466,11 +466,11 @@ def plain_steps(model: nn.Module, records: Records, sizes: Sizes) -> None:
 
 
 class Outcomes:
-    """Counts what came out of tests: a plugin of pytest.
+    """A plugin of pytest that counts the tests' outcomes.
 
     Attributes:
         counts: Tests by outcome.
-        failed: Names of those that failed.
+        failed: Names of the failed ones.
     """
 
     def __init__(self) -> None:
@@ -506,7 +506,7 @@ def timed(bench: Bench, case: Case) -> Row:
     """Time both sides, which take turns; return medians, and peaks of memory of the first run.
 
     Returns:
-        `ours_s`, `peer_s`, `ratio`, `turns`, and on a GPU `ours_bytes` and `peer_bytes`, the most
+        `ours_s`, `peer_s`, `ratio`, `turns`, and on a GPU `ours_bytes` and `peer_bytes`: the most
         that PyTorch had allocated at a time, with data and models of both sides.
     """
     sides = {"ours": case.ours, "peer": case.theirs}
@@ -528,7 +528,7 @@ def timed(bench: Bench, case: Case) -> Row:
 
 
 def synchronized(run: Callable[[], object], device: torch.device) -> None:
-    """Run until the device has done its work: kernels are only queued before."""
+    """Run until the device has done its work, which kernels only queue."""
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

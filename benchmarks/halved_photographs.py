@@ -1,6 +1,6 @@
 """CIFAR-10 halved to 16 x 16 by means, as a folder of pictures for `task=folder`.
 
-`experiment=privacy_levels_cifar10` trains on it, so that two processors suffice for a ResNet-18.
+`experiment=privacy_levels_cifar10` trains on it: two processors then suffice for a ResNet-18.
 
     $ python benchmarks/halved_photographs.py                  # writes runs/cifar16
     $ python benchmarks/halved_photographs.py other/folder

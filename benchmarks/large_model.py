@@ -1,8 +1,8 @@
-"""How much memory a round takes, as a multiple of the model, where noise is central or distributed.
+"""How much memory a round takes, as a multiple of the model, with central or distributed noise.
 
 Server and nodes are one process, in which one node at a time trains: each adds one number to every
-parameter. Its peak is what a machine needs that plays them all; imports and set-up, with a model of
-no size, are taken off. Flower's FedAvg, which does nothing for privacy, keeps every reply.
+parameter. The peak is what one machine needs for all of them, less imports and set-up (a model of
+no size). Flower's FedAvg, which does nothing for privacy, keeps every reply.
 
     python benchmarks/large_model.py [--json] [--mib 1024] [--modes central distributed none]
 """
@@ -43,12 +43,12 @@ class Shift(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train without memory of its own but the new parameters."""
+        """Train; the new parameters are the only memory it takes."""
         return [array + np.float32(1e-3) for array in parameters], 1, {}
 
 
 def strategy_of(mode: str, parameters: int, folder: Path) -> Strategy:
-    """Return what trains in a mode, for one round of all nodes."""
+    """What trains in a mode, for one round of all nodes."""
     if mode == "none":
         return FedAvg(fraction_evaluate=0.0)
     return DPFedAvg.with_budget(
@@ -65,7 +65,7 @@ def strategy_of(mode: str, parameters: int, folder: Path) -> Strategy:
 
 
 def round_of(mode: str, mib: float) -> None:
-    """Play one round in this process, and print its seconds and the peak of its memory."""
+    """Play one round in this process, and print its seconds and peak memory."""
     entries = max(1, round(mib * MIB / 4 / ARRAYS))
     server = ServerApp()
 

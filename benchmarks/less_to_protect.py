@@ -2,13 +2,13 @@
 
     python benchmarks/less_to_protect.py --json
 
-A network that was trained on public digits 0 to 4 learns all ten on private ones. Once a client is
-the unit (clipped updates of a cohort, noise on their sum), once a record (DP-SGD on all private
-records). Step sizes are chosen on a public validation part with seed 0; the test part is not looked
-at before. Noise of clients comes from NumPy: this measures accuracy and protects nobody.
+A network trained on public digits 0 to 4 learns all ten on private ones. Once a client is the unit
+(clipped updates of a cohort, noise on their sum), once a record (DP-SGD on all private records).
+Step sizes are chosen on a public validation part with seed 0; the test part is not looked at
+before. Clients' noise comes from NumPy: this measures accuracy and protects nobody.
 
-Then clients that differ (Dirichlet over labels), each with rows of its own held out: one model for
-all against a head of each client's own. Both step sizes are shown there, so nothing was chosen.
+Then clients differ (Dirichlet over labels), each with held-out rows of its own: one model for all
+against each client's own head. Both step sizes are shown there, so nothing was chosen.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rows:
 
 
 def parts() -> dict[str, Rows]:
-    """Return the public part, its validation part, the private part and the test part."""
+    """The public part, its validation part, the private part and the test part."""
     data = load_dataset("digits")
     train = Rows(x=data.features(slice(None)), y=data.labels(slice(None)))
     order = np.random.default_rng(0).permutation(len(train.y))
@@ -74,14 +74,14 @@ def parts() -> dict[str, Rows]:
 
 
 def pretrained(public: Rows, seed: int) -> nn.Module:
-    """Return a network that was trained on the public digits."""
+    """A network trained on the public digits."""
     model = build_model("mlp", input_shape=public.x.shape[1:], num_classes=10, hidden=64, seed=seed)
     train_locally(model, public.x, public.y, learning_rate=0.5, epochs=30, batch_size=32, seed=seed)
     return model
 
 
 def prepared(model: nn.Module, arm: str, seed: int) -> nn.Module:
-    """Return a copy of a network with what an arm leaves alone frozen."""
+    """Copy a network, and freeze what an arm does not train."""
     model = copy.deepcopy(model)
     if arm.startswith("lora"):
         return add_low_rank(model, rank=RANK, seed=seed, train=arm.split()[1])
@@ -93,7 +93,7 @@ def prepared(model: nn.Module, arm: str, seed: int) -> nn.Module:
 
 
 def vector(model: nn.Module) -> NDArray[np.float64]:
-    """Return what is trained, flat."""
+    """What is trained, flat."""
     return flat([parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
@@ -120,14 +120,14 @@ def by_clients(model: nn.Module, private: Rows, noise: float, rate: float, seed:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A client's own rows: those it trains on, and those held out."""
+    """A client's own rows, trained on and held out."""
 
     train: Rows
     held_out: Rows
 
 
 def owners(rows: Rows, seed: int) -> list[Owner]:
-    """Return clients that differ in their labels; who has fewer than two rows holds none out."""
+    """Clients that differ in their labels; with fewer than two rows none is held out."""
     draws = np.random.default_rng([seed, 2])
     dealt = partition(rows.y, num_clients=OWN_CLIENTS, kind="dirichlet", seed=seed, alpha=ALPHA)
     clients = []
@@ -139,7 +139,7 @@ def owners(rows: Rows, seed: int) -> list[Owner]:
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of the body and those of the head."""
+    """The parameters of the body and of the head."""
     [*_, last] = model.children()
     head = list(last.parameters())
     return [
@@ -161,7 +161,7 @@ def put(values: NDArray[np.float64], parameters: list[nn.Parameter]) -> None:
 def of_their_own(
     model: nn.Module, clients: list[Owner], noise: float, rate: float, seed: int, *, personal: bool
 ) -> list[NDArray[np.float64]]:
-    """Train in place what is shared, all or the body; return the head of each client.
+    """Train in place what is shared, all or the body; return each client's head.
 
     As `PersonalClient` does: what stays is trained with the rest, and takes part in no clipping.
     """
@@ -189,10 +189,10 @@ def of_their_own(
 def own_accuracy(
     model: nn.Module, clients: list[Owner], heads: list[NDArray[np.float64]], fit: str, rate: float
 ) -> float:
-    """Return the share of all held-out rows that their own client's model gets right.
+    """Share of all held-out rows that their own client's model gets right.
 
     Args:
-        model: The shared part, or the start of each client by itself.
+        model: The shared part, or each client's start by itself.
         clients: Their rows.
         heads: One a client.
         fit: What each client fits to its rows before it is measured: `nothing`, `head` or `all`.
@@ -220,7 +220,7 @@ def own_accuracy(
 def personal_arms(
     starts: list[nn.Module], rows: Rows, noise: float, rate: float
 ) -> list[dict[str, Any]]:
-    """Return a line an arm at one step size: the same clients, seeds and cohorts for each."""
+    """A line per arm at one step size, with the same clients, seeds and cohorts."""
     accuracies: dict[str, list[float]] = {}
     for seed, start in enumerate(starts):
         clients = owners(rows, seed + 1)
@@ -255,7 +255,7 @@ def by_records(model: nn.Module, private: Rows, plan: RecordPlan, rate: float) -
 
 
 def main() -> None:
-    """Print a line an arm."""
+    """Print a line per arm."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=3)

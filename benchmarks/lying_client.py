@@ -1,8 +1,8 @@
 """How far one lying client of a secure sum moves the model before the server's check refuses.
 
-Digits (1,797 images of 8 x 8 that scikit-learn ships), a linear model, noise and check of a real
-plan. The liar sends what its own images' update is not, as long as the check lets pass; messages
-and masks are left out, as they change no sum. Nothing was tuned.
+Digits (scikit-learn's 1,797 images of 8 x 8), a linear model, noise and check of a real plan. The
+liar sends what its own images' update is not, as long as the check lets pass. Messages and masks
+are left out: they change no sum. Nothing was tuned.
 
     python benchmarks/lying_client.py [--seeds 3] [--epsilon 8]
 """
@@ -37,8 +37,8 @@ class Federation:
         nodes: Of which one may lie.
         rounds: Sums.
         of_records: Whether each record's gradient is clipped, or each node's update.
-        rate: Learning rate of the server.
-        local: Steps of a node at its own images, where its update is clipped.
+        rate: The server's learning rate.
+        local: A node's steps on its own images, where its update is clipped.
     """
 
     name: str
@@ -56,20 +56,20 @@ FEDERATIONS = (
 
 
 def scores(weights: Array, images: Array) -> Array:
-    """Return the probabilities of a linear model."""
+    """A linear model's probabilities."""
     logits = images @ weights.reshape(-1, _CLASSES)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def gradients(weights: Array, images: Array, labels: NDArray[np.int64]) -> Array:
-    """Return each record's gradient, flattened."""
+    """Each record's gradient, flattened."""
     wrong = scores(weights, images) - np.eye(_CLASSES)[labels]
     return (images[:, :, None] * wrong[:, None, :]).reshape(len(images), -1)
 
 
 def clipped(rows: Array, norm: float = 1.0) -> Array:
-    """Return rows of at most that norm."""
+    """Rows of at most that norm."""
     return np.asarray(rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / norm))
 
 
@@ -83,7 +83,7 @@ def trained(
         plan: Of the noise.
         seed: Of split and noise.
         lie: `no`, `within` (no longer than an honest node's), `last` or `every` round.
-        fraction: Of what passes the check in expectation, that the liar sends.
+        fraction: What the liar sends, of what passes the check in expectation.
     """
     rng = np.random.default_rng(seed)
     digits = load_digits()

@@ -2,11 +2,14 @@
 
     python benchmarks/noise_arms.py --tasks digits fashion_mnist --seeds 0 1 2 [--folder FOLDER]
 
-Independent noise under a participation cap, independent noise on Poisson cohorts, spaced and cyclic
-noise, each trained by `fl-dp run`, with its ledger. The step size of the server is chosen for each
-arm by itself, with one seed, on a public validation part that nobody trains on. The test part is
-not looked at before. Prints a table, or one document with `--json`. With `--folder FOLDER` the
-command goes on where it was stopped.
+Independent noise under a participation cap, independent noise on Poisson cohorts, spaced and
+cyclic
+noise, each trained by `fl-dp run`, with its ledger. Each arm's server step size is chosen by
+itself,
+with one seed, on a public validation part that nobody trains on; the test part is not looked at
+before. Prints a table, or one document with `--json`. With `--folder FOLDER` a stopped command
+goes
+on.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 
 def _common(asked: argparse.Namespace, task: str) -> tuple[str, ...]:
-    """Return the overrides that all arms of a task have."""
+    """Overrides that all arms of a task have."""
     return (
         f"task={task}",
         *COMMON,
@@ -95,7 +98,7 @@ def _common(asked: argparse.Namespace, task: str) -> tuple[str, ...]:
 
 
 def _overrides_of(asked: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """Return the overrides that choose each kind of noise."""
+    """Overrides that choose each kind of noise."""
     cap = math.ceil(asked.rounds * asked.sampling_rate - 1e-9)
     visible = ("selection=public", f"selection.participation_cap={cap}")
     return {
@@ -107,7 +110,7 @@ def _overrides_of(asked: argparse.Namespace) -> dict[str, tuple[str, ...]]:
 
 
 def _noises(asked: argparse.Namespace, task: str) -> dict[str, tuple[float, float]]:
-    """Return the noise multiplier of each arm, and its error over that of Poisson cohorts.
+    """Each arm's noise multiplier, and its error over that of Poisson cohorts.
 
     The error is the root mean square of the noise in a coordinate of the model, over all rounds.
     """
@@ -125,7 +128,7 @@ def _noises(asked: argparse.Namespace, task: str) -> dict[str, tuple[float, floa
 def _of_task(
     asked: argparse.Namespace, task: str, noises: dict[str, tuple[float, float]], folder: Path
 ) -> list[dict[str, Any]]:
-    """Return a line for each arm of one task."""
+    """A line for each arm of one task."""
     return [
         _of_arm(asked, name, noises[name], task, folder / task / name.replace(", ", "-"))
         for name in asked.arms
@@ -175,7 +178,7 @@ def _of_arm(
 
 
 def _sweep(*overrides: str, folder: Path) -> list[dict[str, Any]]:
-    """Train every combination, or what is missing of it, and return what each came to."""
+    """Train every combination that is missing, and return each run's result."""
     if (folder / "sweep.json").is_file():
         _fl_dp("run", f"resume={folder}")
     else:
@@ -187,7 +190,7 @@ def _sweep(*overrides: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def _fl_dp(*words: str) -> None:
-    """Call fl-dp, whose progress goes on to standard error."""
+    """Call fl-dp; its progress goes to standard error."""
     subprocess.run([sys.executable, "-m", "fl_dp", *words], check=True, stdout=sys.stderr)
 
 

@@ -4,13 +4,13 @@
 
 Opacus' example `mnist.py` trains a small convolutional network by DP-SGD; its README gives three
 settings with the accuracy of ten runs each. `opacus` runs them by Opacus alone. `silos-1` is one
-`OpacusClient` that holds all 60,000 images: a round is an epoch, and the server hands the model on.
-With ten silos each holds 6,000 images and takes steps of the same expected batch with noise of its
-own, a tenth as many an epoch; the server averages the models of an epoch.
+`OpacusClient` that holds all 60,000 images: a round is an epoch, and the server hands the model
+on. With ten silos each holds 6,000 images. It takes a tenth as many steps an epoch, of the same
+expected batch, with noise of its own; the server averages the models of an epoch.
 
 With Opacus' noise our accountant finds less epsilon than the README of that time; `--calibrate`
 takes the noise that spends the README's. A run takes about ten seconds an epoch on a processor.
-MNIST has to be there: `fl-dp data mnist`.
+MNIST must be there: `fl-dp data mnist`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fl_dp.tasks.training import evaluate
 
 @dataclass(frozen=True)
 class Row:
-    """One row of Opacus' table: its settings and the accuracy that it reports, of ten runs."""
+    """One row of Opacus' table: its settings and its accuracy, of ten runs."""
 
     epochs: int
     learning_rate: float
@@ -95,13 +95,13 @@ class Network(nn.Module):
 
 
 class Images(TensorDataset):
-    """MNIST's training images, handed out a batch at a time."""
+    """MNIST's training images, handed out batch by batch."""
 
     record_wise = True
 
     @classmethod
     def of_rows(cls, rows: slice) -> Images:
-        """Return some of the images, scaled by the constants of Opacus' example."""
+        """Some of the images, scaled by the constants of Opacus' example."""
         mnist = load_dataset("mnist")
         return cls(torch.from_numpy(mnist.features(rows)), torch.from_numpy(mnist.labels(rows)))
 

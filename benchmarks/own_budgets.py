@@ -1,17 +1,17 @@
-"""Budgets of one's own beside one budget for all: accuracy, and that of each group's own data.
+"""Budgets of one's own beside one budget for all: accuracy, also on each group's own data.
 
     python benchmarks/own_budgets.py --json
 
 A thousand clients of Fashion-MNIST (scattering features) and of Adult, softmax regression. Half of
-them allow epsilon 1, three in ten 3 and two in ten 8. Their rows are dealt evenly, or skewed: four
-rows in five go to the group that they are typical of, by label (Fashion-MNIST: classes 0-4, 5-7, 8
-and 9) or by years of education (Adult: the lower half, the next three tenths, the rest). A group's
-accuracy is that of its mixture of test rows.
+them allow epsilon 1, three in ten 3 and two in ten 8. Rows are dealt evenly or skewed. Skewed,
+four rows in five go to the group that they are typical of, by label (Fashion-MNIST: classes 0-4,
+5-7, 8 and 9) or by years of education (Adult: the lower half, the next three tenths, the rest). A
+group's accuracy is that of its mixture of test rows.
 
-Server learning rate and sampling rate of each row are chosen on MNIST, dealt evenly; Adult has no
+Each row's server learning rate and sampling rate are chosen on MNIST, dealt evenly. Adult has no
 such neighbour, and takes one setting for all rows.
-Rates and noise multipliers are those of the plan; coins and noise come from NumPy: this
-measures accuracy and protects nobody.
+Rates and noise multipliers are the plan's; coins and noise come from NumPy: this measures accuracy
+and protects nobody.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ ARMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Steps of clients and rounds of the server.
+    """Clients' steps and the server's rounds.
 
     Attributes:
         rounds: Their number.
@@ -109,7 +109,7 @@ class Data:
 
 @cache
 def data_of(task: str) -> Data:
-    """Return a task's rows."""
+    """A task's rows."""
     scattering = [
         "features=scattering",
         "features.public=10000",
@@ -145,7 +145,7 @@ def data_of(task: str) -> Data:
 
 
 def dealt(data: Data, size: int, *, skewed: bool, seed: int) -> tuple[Rows, Rows]:
-    """Return the rows of each client, `(clients, size)`, and its group."""
+    """Each client's rows, `(clients, size)`, and its group."""
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(len(SHARES)), [round(share * CLIENTS) for share in SHARES])
     order = rng.permutation(len(data.y))
@@ -166,7 +166,7 @@ def dealt(data: Data, size: int, *, skewed: bool, seed: int) -> tuple[Rows, Rows
 
 @cache
 def plan_of(arm: Arm, rounds: int, rate: float) -> CentralPlan | GroupedPlan:
-    """Return the plan of a row, at clipping norm 1."""
+    """A row's plan, at clipping norm 1."""
     clients = sum(round(SHARES[group] * CLIENTS) for group in arm.groups)
     if arm.epsilon is not None:
         return CentralPlan(
@@ -188,7 +188,7 @@ def plan_of(arm: Arm, rounds: int, rate: float) -> CentralPlan | GroupedPlan:
 def trained(
     data: Data, training: Training, arm: Arm, rates: tuple[float, float], seed: int, skewed: bool
 ) -> Floats:
-    """Return the model after all rounds."""
+    """The model after all rounds."""
     learning_rate, rate = rates
     plan = plan_of(arm, training.rounds, rate)
     law = plan.sampling
@@ -224,7 +224,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def accuracies(data: Data, model: Floats, *, skewed: bool) -> list[float]:
-    """Return the accuracy on all test rows, and on each group's mixture of them."""
+    """Accuracy on all test rows, and on each group's mixture of them."""
     right = (data.test_x @ model).argmax(axis=1) == data.test_y
     everywhere = float(right.mean())
     kinds = [float(right[data.test_kind == kind].mean()) for kind in range(len(SHARES))]
@@ -234,7 +234,7 @@ def accuracies(data: Data, model: Floats, *, skewed: bool) -> list[float]:
 
 @cache
 def chosen(task: str, arm: Arm) -> tuple[float, float]:
-    """Return the server learning rate and the sampling rate of a row, as chosen elsewhere."""
+    """A row's server learning rate and sampling rate, as chosen elsewhere."""
     training = TRAININGS[task]
     if training.chosen_on is None:
         return training.rates
@@ -251,7 +251,7 @@ def chosen(task: str, arm: Arm) -> tuple[float, float]:
 
 
 def table(task: str, *, skewed: bool, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Train each row with each seed, and return means and deviations."""
+    """Train each row with each seed; return means and deviations."""
     data, lines = data_of(task), []
     for arm in ARMS:
         rates = chosen(task, arm)
@@ -275,7 +275,7 @@ def table(task: str, *, skewed: bool, seeds: Sequence[int]) -> list[dict[str, An
 
 
 def main() -> None:
-    """Train all rows on both sets, dealt evenly and skewed, and print them."""
+    """Train and print all rows on both sets, dealt evenly and skewed."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--json", action="store_true", help="print one JSON document")
     given = asked.parse_args()

@@ -1,7 +1,7 @@
 """Peers that need an environment of their own: made once, then asked turn by turn.
 
-A peer is a script that reads its task from standard input, one JSON object, does the work once for
-every further line, and answers each with a line.
+A peer is a script. It reads its task from standard input, one JSON object. For every further line
+it does the work once and answers with a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CACHE = Path(tempfile.gettempdir()) / "fl-dp-peers"
 
 
 def environment(name: str, requirements: Sequence[str], cache: Path = CACHE) -> Path:
-    """Return the interpreter of an environment with these requirements; made if it is not there.
+    """The interpreter of an environment with these requirements, made if it is missing.
 
     Args:
         name: Of its folder.
@@ -27,7 +27,7 @@ def environment(name: str, requirements: Sequence[str], cache: Path = CACHE) -> 
         cache: Where environments are kept from run to run.
 
     Raises:
-        RuntimeError: If pip can't install them; its output is in the text.
+        RuntimeError: If pip can't install them; the text has its output.
     """
     folder = cache / name
     python = folder / "bin" / "python"
@@ -50,7 +50,7 @@ def environment(name: str, requirements: Sequence[str], cache: Path = CACHE) -> 
 
 
 class Peer:
-    """A peer's process, which does its work once for each `run`."""
+    """A peer's process, which works once for each `run`."""
 
     def __init__(self, python: Path, script: Path, task: Mapping[str, Any]) -> None:
         """Start it and hand it its task."""
@@ -60,7 +60,7 @@ class Peer:
         self._ask(json.dumps(task))
 
     def run(self) -> str:
-        """Let it do its work once; return its answer."""
+        """Let it work once; return its answer."""
         return self._ask("run")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10 as pfl-research benchmarks it, in both frameworks at equal noise: the accuracy of each.
+"""CIFAR-10 as pfl-research benchmarks it: both frameworks' accuracy at equal noise.
 
     python benchmarks/pfl_cifar10.py [--rounds 100] [--seeds 0] [--json]
 
@@ -7,7 +7,7 @@ Their published configuration (`benchmarks/image_classification/configs/baseline
 epoch in batches of 10 at rate 0.1, central rate 1, every client weighs 1, clipping norm 0.4. Their
 noise is that of epsilon 2 and delta 1e-6 over 1,500 rounds for cohorts of 1,000 out of a million
 clients, scaled down to a cohort of 50. Ours adds the same on a sum of as many, and says what it is
-worth to the 1,000 clients that are there. Rounds are fewer than theirs, on both sides.
+worth to the actual 1,000 clients. Both sides run fewer rounds than theirs.
 
 Both train from the same weights on the same clients, one process after the other; pfl-research in
 an environment of its own. Theirs draws 50 clients with replacement, ours flips coins.
@@ -43,7 +43,7 @@ NOISE_COHORT, POPULATION = 1000, 1_000_000
 
 
 def their_cnn(seed: int) -> nn.Sequential:
-    """Return pfl-research's `simple_cnn` for CIFAR-10, channels first: 1,626,442 parameters."""
+    """pfl-research's `simple_cnn` for CIFAR-10, channels first: 1,626,442 parameters."""
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3),
@@ -75,13 +75,13 @@ class Images:
         self._rows = np.sort(order.reshape(clients, -1), axis=1)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return the images and labels of one client."""
+        """The images and labels of one client."""
         rows = self._rows[client]
         return torch.from_numpy(self._x[rows]), torch.from_numpy(self._y[rows])
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
-        """Return the accuracy on the test part."""
+        """Accuracy on the test part."""
         model.eval()
         device = next(model.parameters()).device
         right = 0
@@ -96,7 +96,7 @@ class Pace:
     """Rounds and clients of a training by the clock, from the end of the first round on.
 
     Attributes:
-        clients: How many were trained so far, which whoever trains them counts.
+        clients: Number trained so far; the trainer counts them.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -115,7 +115,7 @@ class Pace:
         return len(self._ends) > 1 and self._ends[-1] - self._ends[0] >= self._seconds
 
     def measured(self) -> dict[str, float]:
-        """Return rounds and clients a second; nothing if a single round ended."""
+        """Rounds and clients a second; nothing if a single round ended."""
         rounds = len(self._ends) - 1
         if rounds < 1:
             return {}
@@ -189,7 +189,7 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     """Train with fl-dp in one process, on the GPU where PyTorch sees one; return the accuracy.
 
     With privacy all clients are on one simulated node, which sums their clipped updates. Without
-    it each client is a node of its own, as nobody sums before the server then.
+    it nobody sums before the server, so each client is a node of its own.
     """
     from flwr.app import Array, ArrayRecord, Context
     from flwr.client import NumPyClient
@@ -295,7 +295,7 @@ def prepare(folder: Path) -> None:
 
 
 def published_noise() -> float:
-    """Return the noise multiplier on a sum of `COHORT`."""
+    """The noise multiplier on a sum of `COHORT`."""
     from fl_dp.accounting import calibrate_noise_multiplier
 
     of_a_million = calibrate_noise_multiplier(
@@ -305,7 +305,7 @@ def published_noise() -> float:
 
 
 def done(task: dict[str, Any]) -> dict[str, float]:
-    """Do what a process of its own is asked for; return the accuracy, seconds and pace."""
+    """Do what a process of its own is asked for; return accuracy, seconds and pace."""
     torch.set_num_threads(1)
     images = Images(Path(task["folder"]), clients=task["clients"], seed=task["seed"])
     pace = Pace(task["seconds"])
@@ -315,7 +315,7 @@ def done(task: dict[str, Any]) -> dict[str, float]:
 
 
 def run(framework: str, task: dict[str, Any]) -> dict[str, float]:
-    """Train in a process of its own; return the accuracy and the seconds."""
+    """Train in a process of its own; return accuracy, seconds and pace."""
     from peers import CACHE, environment
 
     python = Path(sys.executable)

@@ -1,6 +1,6 @@
 """A cohort's training with pfl-research, in an environment of its own: see `peers.py`.
 
-The units' data come as an .npz file of `x`, `(units, rows, 1, 28, 28)`, and `y`, `(units, rows)`.
+The units' data are an .npz file of `x`, `(units, rows, 1, 28, 28)`, and `y`, `(units, rows)`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.nn import functional
 
 
 def with_loss(model: Any) -> Any:
-    """Give a model the two methods that pfl asks for; the metrics are not used."""
+    """Give a model the two methods that pfl needs; the metrics are not used."""
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(model.train()(x), y)

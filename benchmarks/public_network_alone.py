@@ -1,4 +1,4 @@
-"""Accuracy on CIFAR-10 of a network that was trained on ImageNet, without any record of CIFAR-10.
+"""Accuracy on CIFAR-10 of a network trained on ImageNet, without any record of CIFAR-10.
 
 ImageNet's classes are grouped by hand into those of CIFAR-10. It needs `lite_encoder.py` and
 `lite0.safetensors`, as docs/features.md makes them.

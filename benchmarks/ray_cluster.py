@@ -2,13 +2,13 @@
 
     python benchmarks/ray_cluster.py [--json] [--rounds 6] [--picture docs/images/ray_cluster.png]
 
-The machines are processes of this one with a processor each, on loopback addresses of their own. A
+The machines are processes of this one, with a processor each, on their own loopback addresses. A
 round on M workers, each of which answers with one sum, is taken to need
 
     fixed + clients * per_client / M + M * (per_message + 2 * bytes / bandwidth)
 
-seconds. The first terms are found on one machine; two are predicted from them, and measured. On
-loopback there is no wire: its bandwidth is what the picture assumes, and is not measured.
+seconds. The first terms are found on one machine; two are predicted from them, and measured.
+Loopback has no wire: its bandwidth is what the picture assumes, and is not measured.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Model:
     message: int
 
     def seconds(self, workers: Any, clients: int, bandwidth: float = np.inf) -> Any:
-        """Return how long a round takes on so many workers, by a link of bytes per second."""
+        """How long a round takes on so many workers, by a link of bytes per second."""
         exchange = self.per_message + 2 * self.message / bandwidth
         return self.fixed + clients * self.per_client / workers + workers * exchange
 
 
 def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
-    """Return the median seconds of a round after the first, and the bytes of a message."""
+    """Median seconds of a round after the first, and a message's bytes."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = (
@@ -111,7 +111,7 @@ def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
 
 
 def fitted(machines: RayMachines, hidden: int, clients: int, rounds: int) -> Model:
-    """Return what a round needs, from three trainings on one worker."""
+    """What a round needs, from three trainings on one worker."""
     once, message = timed(machines, Size(hidden=hidden, clients=clients, messages=1), rounds)
     doubled, _ = timed(machines, Size(hidden=hidden, clients=2 * clients, messages=1), rounds)
     often, _ = timed(machines, Size(hidden=hidden, clients=clients, messages=8), rounds)
@@ -122,7 +122,7 @@ def fitted(machines: RayMachines, hidden: int, clients: int, rounds: int) -> Mod
 
 
 def measured(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, Model]]:
-    """Return both models, and what one and two machines need for twice the clients of the fit."""
+    """Both models, and what one and two machines need for twice the fit's most clients."""
     results: dict[str, dict[str, float]] = {}
     models: dict[str, Model] = {}
     with RayMachines(object_store=200_000_000) as machines:
@@ -153,7 +153,7 @@ def measured(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, Model]
 
 
 def draw(models: dict[str, Model], results: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw rounds on up to 1,000 machines of one processor, by the model."""
+    """Draw the model's rounds on up to 1,000 machines of one processor."""
     import matplotlib
 
     matplotlib.use("Agg")

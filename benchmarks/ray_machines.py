@@ -59,7 +59,7 @@ class RayMachines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End every process that was started, and take the folder away."""
+        """End every process that was started, and remove the folder."""
         for number in range(len(self._machines)):
             self.kill(number)
         self._folder.cleanup()
@@ -69,7 +69,7 @@ class RayMachines:
 
         Args:
             cpus: Processors that it hands out.
-            again: Number of a machine that was killed, to start it again; None: a new one.
+            again: Number of a killed machine to start again; None: a new one.
 
         Raises:
             RuntimeError: If Ray does not come up.
@@ -112,7 +112,7 @@ class RayMachines:
         return False
 
     def kill(self, number: int) -> None:
-        """Kill all processes of a machine, as if somebody had pulled its plug."""
+        """Kill all processes of a machine, as if its plug were pulled."""
         machine = self._machines[number]
         if machine is not None and machine.poll() is None:
             kill_all([machine.pid, *descendants(machine.pid)])

@@ -1,8 +1,8 @@
-"""Seconds a round on three real SuperNodes, in turn: secure and plain sums, with and without gates.
+"""Seconds a round on three real SuperNodes: secure and plain sums, with gates or without, in turn.
 
-A SuperLink and three SuperNodes each, all on this machine: what is compared is how many messages a
-round waits for and what Flower does for each, not a network. A gate answers at a public instant
-whatever the app took, so what it costs is the processor's time of its SuperNode, too.
+A SuperLink and three SuperNodes each, all on this machine: this compares the messages a round
+waits for and Flower's work for each, not a network. A gate answers at a public instant whatever
+the app took. So it also costs its SuperNode's processor time.
 
     python benchmarks/real_nodes.py [--only sums] [--rounds 6] [--turns 2] [--json]
 """
@@ -83,7 +83,7 @@ class GatedDeployment(Deployment):
 
 
 def configured(folder: Path, name: str, kind: str) -> dict[str, str | float]:
-    """Return what an owner configures, or what apps behind a gate get."""
+    """What an owner configures, or what apps behind a gate get."""
     if kind == GATE:
         return {"dp-data-path": str(folder / name)}
     config: dict[str, str | float] = {
@@ -142,7 +142,7 @@ def clocked(metrics: Path) -> Iterator[list[float]]:
 
 
 def processor_time(deployment: Deployment) -> float:
-    """Return the seconds that the SuperNodes' own processes have worked, on average."""
+    """Seconds that the SuperNodes' own processes have worked, on average."""
     ticks = 0
     for name in NODES:
         fields = Path(f"/proc/{deployment.pid(name)}/stat").read_text().rpartition(")")[2].split()
@@ -153,7 +153,7 @@ def processor_time(deployment: Deployment) -> float:
 def seconds_of_rounds(
     deployment: Deployment, folder: Path, kind: str, turn: int, rounds: int
 ) -> list[float]:
-    """Train once and return the seconds of each round but the first, which sets up."""
+    """Train once; return the seconds of each round but the first, which sets up."""
     name = f"{kind}-{turn}".replace(" ", "-")
     roster = [f"privacy.secure_sum.roster={folder / 'roster.json'}"] if kind == SECURE else []
     asked = [f"rounds={rounds}", *SHARED, *OVERRIDES[kind], *roster]

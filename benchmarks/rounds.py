@@ -1,8 +1,8 @@
 """How long a round takes through Flower's simulation engine, against Flower's own strategy.
 
-The clients do nothing: they send the model back. What is timed is everything else, in rounds with
-all of them, after a first round in which the engine starts its workers. Each case has a process to
-itself, whose peak memory is told too; the engine's workers, processes of their own, are not in it.
+The clients only send the model back. Timed is everything else, in rounds with all of them, after a
+first round in which the engine starts its workers. Each case has its own process, whose peak
+memory is told too; the engine's workers, separate processes, are not in it.
 
     python benchmarks/rounds.py [--json] [--rounds 3] [--clients 1000] [--parameters 100000]
 """
@@ -91,11 +91,11 @@ class Federation:
 
     @property
     def nodes(self) -> int:
-        """How many nodes host the clients."""
+        """Number of nodes that host the clients."""
         return -(-self.clients // self.units_per_node)
 
     def strategy(self, folder: str) -> Strategy:
-        """Return what runs the rounds: everybody takes part in each."""
+        """What runs the rounds, with everybody in each."""
         if not self.ours:
             return FedAvg(
                 fraction_evaluate=0.0,

@@ -2,13 +2,14 @@
 
     python benchmarks/scale.py --results scale.json --picture docs/images/scale.png
 
-Each case has processes of its own, is told when a round is done, and is stopped after the last one,
+Each case has its own processes, is told when a round is done, and is stopped after the last one,
 after two minutes, or at 8 GiB. All train logistic regression on digits: 10 records a client, dealt
-out again and again. fl-dp runs in one process and on Flower's engine; beside it Flower's `FedAvg`,
-without privacy, one virtual node a client; and pfl-research in an environment of its own.
+out again and again. fl-dp runs in one process and on Flower's engine. Beside it run Flower's
+`FedAvg`, without privacy, one virtual node a client; and pfl-research in an environment of its
+own.
 
-Cases that the results have already are not measured again, so that a stopped benchmark goes on and
-a picture can be drawn anew: begin with another file to measure all.
+Cases already in the results are not measured again: a stopped benchmark goes on and a picture can
+be redrawn. Begin with another file to measure all.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MEASURES = {
 
 
 def command(system: str, clients: int, cohort: int, folder: Path) -> tuple[list[str], Path, int]:
-    """Return what to start, a file that grows by a line a round, and its lines before the first."""
+    """What to start, a file that grows by a line a round, and its lines before the first."""
     if system in ("flower", "pfl"):
         python = Path(sys.executable)
         if system == "pfl":
@@ -85,7 +86,7 @@ def command(system: str, clients: int, cohort: int, folder: Path) -> tuple[list[
 
 
 def measure(system: str, clients: int, cohort: int) -> dict[str, float | str]:
-    """Return the seconds and the memory of one training, or why it was stopped."""
+    """Seconds and memory of one training, or why it was stopped."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         asked, file, before = command(system, clients, cohort, folder)
@@ -156,7 +157,7 @@ def _watched(
 
 
 def _memory(pid: int) -> int:
-    """Return the bytes of a process and all that it started; what they share counts once."""
+    """Bytes of a process and all that it started; shared memory counts once."""
     total = 0
     for one in (pid, *descendants(pid)):
         with suppress(OSError, StopIteration):
@@ -166,7 +167,7 @@ def _memory(pid: int) -> int:
 
 
 def fill(results: dict[str, Any], systems: Sequence[str], sizes: Sequence[int], path: Path) -> None:
-    """Measure what the results do not have yet, and write them after each case."""
+    """Measure what the results lack, and write them after each case."""
     for system in systems:
         rows = results["rows"].setdefault(system, {})
         for clients in sizes:
@@ -181,7 +182,7 @@ def fill(results: dict[str, Any], systems: Sequence[str], sizes: Sequence[int], 
 
 
 def table(results: dict[str, Any], sizes: Sequence[int]) -> str:
-    """Return the results as a table of Markdown: first round / a further round / memory."""
+    """The results as a table of Markdown: first round / a further round / memory."""
     lines = ["| system | " + " | ".join(f"{size:,}" for size in sizes) + " |"]
     lines.append("|---" * (1 + len(sizes)) + "|")
     for system, rows in results["rows"].items():
@@ -216,7 +217,7 @@ def draw(results: dict[str, Any], target: Path) -> None:
 
 
 def main() -> None:
-    """Measure what is missing; print and draw what came of it."""
+    """Measure what is missing; print and draw the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=Path("scale.json"), help="JSON, kept")
     parser.add_argument("--cohort", type=int, default=100, help="expected; of new results")

@@ -5,7 +5,7 @@
 The task is one JSON object, which workers inherit: `data`, an .npz file of `x`, `(rows, 64)`, and
 `y`; `clients`, `cohort`, `rounds`, `records`, `epochs`, `learning_rate`; `noise_multiplier` (pfl),
 `processors` (Flower); and `progress`, a file that gets a line per round.
-All clients have `records` rows, which start at a place that follows from their number.
+All clients have `records` rows, from a place that follows from their number.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TASK: dict[str, Any] = json.loads(os.environ["SCALE_TASK"])
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    """Return all records, read once a process."""
+    """All records, read once a process."""
     with np.load(TASK["data"]) as data:
         return torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
 
 
 def rows_of(client: int) -> tuple[Tensor, Tensor]:
-    """Return the records of one client."""
+    """The records of one client."""
     x, y = digits()
     rows = (client * TASK["records"] + np.arange(TASK["records"])) % len(y)
     return x[rows], y[rows]
@@ -88,14 +88,14 @@ def flower() -> None:
 
 
 def load_app(folder: str = str(Path(__file__).parent)) -> Any:
-    """Return the client's app, made once a worker."""
+    """The client's app, made once a worker."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module("scale_peers").flower_app()
 
 
 def flower_app() -> Any:
-    """Return an app that trains the model that it is sent."""
+    """An app that trains the model that it is sent."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 

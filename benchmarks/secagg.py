@@ -1,8 +1,7 @@
 """Cost of a secure sum, beside the same steps with Flower's SecAgg+.
 
-Flower's side are the functions that its mod and workflow call, in their order, without messages.
-Both sides leave out the exchange of keys between nodes. Ours adds no noise here: that is timed in
-`noise.py`.
+Flower's side are the functions that its mod and workflow call, in order, without messages. Both
+sides leave out the nodes' key exchange. Ours adds no noise here: `noise.py` times that.
 
     python benchmarks/secagg.py [--json] [--repeats 5] [--cohorts 10 100 1000]
 """
@@ -84,7 +83,7 @@ class Size:
         )
 
     def message(self, position: int) -> MaskedMessage:
-        """Return a client's message."""
+        """A client's message."""
         part = Participation(self.terms, position, _root_of(position))
         return part.message(np.zeros(self.coordinates, np.int64))
 
@@ -99,7 +98,7 @@ class Size:
 
     @cached_property
     def answers(self) -> dict[int, Opened]:
-        """What as many members answer as are needed."""
+        """Answers of as many members as are needed."""
         opening = copy.deepcopy(self.folded)
         answers = {}
         for member in self.terms.committee[-self.terms.threshold :]:
@@ -111,7 +110,7 @@ class Size:
 
 
 def _root_of(position: int) -> Callable[[int], bytes]:
-    """Return what stands for the X25519 secrets of a place, 61 us each at the first sum."""
+    """A stand-in for a place's X25519 secrets, 61 us each at the first sum."""
     return lambda other: prf(b"roots", "root", *sorted((position, other)))
 
 
@@ -125,13 +124,13 @@ def release(size: Size) -> None:
 
 @cache
 def flower_keys() -> tuple[Any, Any, bytes]:
-    """Return two Flower key pairs' halves, and the secret one's bytes."""
+    """Halves of two Flower key pairs, and the secret one's bytes."""
     (mine, _), (_, theirs) = generate_key_pairs(), generate_key_pairs()
     return mine, theirs, private_key_to_bytes(mine)
 
 
 def flower_client(size: Size, neighbours: int) -> list[bytes]:
-    """Return what a client of Flower's SecAgg+ uploads, after its shares were made."""
+    """What a client of Flower's SecAgg+ uploads, after its shares were made."""
     mine, theirs, secret = flower_keys()
     key = generate_shared_key(mine, theirs)
     threshold = -(-4 * (neighbours + 1) // 5)
@@ -168,7 +167,7 @@ def flower_release(size: Size, neighbours: int) -> None:
 
 
 def cases_of(size: Size) -> list[Case]:
-    """Compare a client's message and the server's release, of as many neighbours on both sides."""
+    """Compare a client's message and the server's release, with equal neighbours on both sides."""
     n, near = size.cohort, min(size.degree, size.cohort - 1)
     what = f"{size.coordinates} x {_BITS} bits"
     return [
@@ -188,7 +187,7 @@ def cases_of(size: Size) -> list[Case]:
 
 
 def wire(size: Size) -> dict[str, int]:
-    """Return how many bytes a client sends up, ours and Flower's without its shares."""
+    """Bytes a client sends up, ours and Flower's without its shares."""
     message = size.message(0)
     bundles = sum(map(len, message.bundles)) + len(message.commitments)
     flower = len(ndarray_to_bytes(np.zeros(size.coordinates, np.int64)))
@@ -204,7 +203,7 @@ SIZES = {
 
 
 def main() -> None:
-    """Time the cohorts that are asked for, and print JSON or lines."""
+    """Time the requested cohorts, and print JSON or lines."""
     parser = argparse.ArgumentParser(description="Secure sums beside Flower's SecAgg+")
     parser.add_argument("--json", action="store_true", help="print the medians as JSON")
     parser.add_argument("--repeats", type=int, default=5, help="timings a side (default: 5)")

@@ -1,8 +1,8 @@
 """Cost of a secure sum over very many nodes: set-up and one sum, all in one process.
 
-Every node is real but for its messages, which are only measured. Timed are nodes that have nothing
-in a cache, as a process of their own has, in CPU seconds; the median of a few. The others share
-what is public. With `--set-up` no more clients than these few mask, and nobody opens.
+Every node is real except its messages, which are only measured. A few nodes with empty caches, as
+in a process of their own, are timed in CPU seconds; the median counts. The others share what is
+public. With `--set-up` only these few clients mask, and nobody opens.
 
     python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--set-up]
 """
@@ -34,7 +34,7 @@ _DEGREE, _COMMITTEE = 40, 60
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of some work, with no public text read before, and its result."""
+    """CPU seconds of some work, with no public text read before, and its result."""
     for cached in (
         directories._check_keys,
         nodes_module._terms_of,
@@ -52,7 +52,7 @@ def accept(node: SecureNode, text: str) -> bytes:
 
 
 def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
-    """Return seconds and bytes of one run of `count` nodes.
+    """Seconds and bytes of one run of `count` nodes.
 
     Args:
         count: Nodes.

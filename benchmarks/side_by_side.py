@@ -22,7 +22,7 @@ class Case:
         peer: Whom we compare with, in words.
         ours: Does it our way.
         theirs: Does it the peer's way, at the same size.
-        before: Prepares our side, which is not timed.
+        before: Prepares our side, not timed.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Case:
 def compare(cases: Sequence[Case], repeats: int = 9) -> dict[str, dict[str, float]]:
     """Time each case's two sides alternately and return the medians.
 
-    Each side runs once before the clock starts, and they take turns in going first, so that a
-    machine that slows down or speeds up does so for both.
+    Each side runs once before the clock starts. They take turns in going first: a machine that
+    slows down or speeds up does so for both.
 
     Args:
         cases: What to time; names must differ.
-        repeats: How many timings a side.
+        repeats: Timings a side.
 
     Returns:
         `{name: {"ours_s": seconds, "peer_s": seconds, "ratio": ours over peer}}`.
@@ -83,8 +83,8 @@ def main(
     Args:
         title: The table's.
         cases: As in `compare`.
-        arguments: Of the command line; the process's own unless given.
-        repeats: How many timings a side, unless the command line says.
+        arguments: Of the command line; None takes the process's own.
+        repeats: Timings a side, unless the command line says.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print the medians as JSON")

@@ -4,16 +4,16 @@
     python benchmarks/silos.py fashion --seeds 0,1,2
 
 Each row is a whole `fl-dp run privacy=distributed_records`, and differs in two things alone. All
-records take part in every round, or those whose coins come up.
-And the noise is enough with 8 of 10 shares (nobody is trusted), or with all (as a trusted server
-would add it). What has ended is kept, and read again.
+records take part in every round, or those whose coins come up. And the noise is enough with 8 of
+10 shares (nobody is trusted), or with all (as a trusted server would add it). Ended runs are kept,
+and read again.
 
-The server's learning rate of each row is chosen on MNIST, which is public here, by the same steps
-in this process: gradients of a linear model, and noise by the code that nodes run. For digits MNIST
-is made as digits were: black or white, counted in blocks of pixels. `--played N` trains on the
-private sets in this way, too, over N seeds: without masks and messages, which change no number. One
-row is played alone: silos that each hide their own records.
-Fashion-MNIST and MNIST have to be there: `fl-dp data fashion_mnist`.
+Each row's server learning rate is chosen on MNIST, which is public here, by the same steps in this
+process: gradients of a linear model, and noise by the nodes' code. For digits MNIST is made as
+digits were: black or white, counted in blocks of pixels. `--played N` also trains on the private
+sets in this way, over N seeds: without masks and messages, which change no number. One row is
+played alone: silos that each hide their own records.
+Fashion-MNIST and MNIST must be there: `fl-dp data fashion_mnist`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Setting:
     """Data, budget and model of a table.
 
     Attributes:
-        overrides: Of `fl-dp run`, for all of its rows.
+        overrides: Of `fl-dp run`, for all rows.
         rates: Server learning rates that are tried.
         shrunken: MNIST is made as digits were.
     """
@@ -73,7 +73,7 @@ class Setting:
     shrunken: bool = False
 
     def settings(self, arm: str, *more: str) -> Settings:
-        """Return the settings of a row."""
+        """The settings of a row."""
         return compose_settings([*self.overrides, *ARMS[PLAYED.get(arm, arm)], *more])
 
 
@@ -109,7 +109,7 @@ class Data:
 
 @cache
 def data_of(table: str, task: str) -> Data:
-    """Return the records of a table's task; `mnist` is what rates are chosen on."""
+    """The records of a table's task; rates are chosen on `mnist`."""
     setting = TABLES[table]
     shrunken = setting.shrunken and task == "mnist"
     named = () if setting.shrunken and task != "mnist" else (f"task={task}",)
@@ -129,7 +129,7 @@ def data_of(table: str, task: str) -> Data:
 
 
 def _as_digits(images: Floats) -> Floats:
-    """Return images of 28 x 28 as counts of black pixels in blocks of 3 x 3, in [-.3, .7]."""
+    """Images of 28 x 28 as counts of black pixels in blocks of 3 x 3, in [-.3, .7]."""
     middle = images.reshape(-1, 28, 28)[:, 2:26, 2:26]
     black = middle > middle.min() + 0.5 * np.ptp(middle)
     counts: Floats = black.reshape(-1, 8, 3, 8, 3).mean(axis=(2, 4)) - 0.3
@@ -137,14 +137,14 @@ def _as_digits(images: Floats) -> Floats:
 
 
 class Nodes:
-    """Ten nodes that answer with noise by the code that nodes run."""
+    """Ten nodes that answer with noise by the nodes' code."""
 
     def __init__(self, share: NoiseShare) -> None:
         """Make them."""
         self._share, self._rng = share, SecureRandom()
 
     def opened(self, sums: Sequence[Floats]) -> Floats:
-        """Return the sum of all answers, in the units of gradients."""
+        """The sum of all answers, in the units of gradients."""
         total = np.zeros(self._share.size, dtype=np.int64)
         for update in sums:
             values = [update, *(np.zeros(part.size) for part in self._share.segments[1:])]
@@ -153,7 +153,7 @@ class Nodes:
 
 
 def _share_of(arm: str, plan: Plan, size: int) -> NoiseShare:
-    """Return a node's noise: that of the plan, or what costs a participation the same."""
+    """A node's noise: the plan's, or what costs a participation the same."""
     assert isinstance(plan, SharedNoisePlan)
     share = plan.shared_bundle(plan.noise_multiplier, size=size).share
     if arm == OWN:
@@ -162,7 +162,7 @@ def _share_of(arm: str, plan: Plan, size: int) -> NoiseShare:
 
 
 def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = None) -> float:
-    """Train in this process and return the accuracy on the test part."""
+    """Train in this process; return the accuracy on the test part."""
     settings = TABLES[table].settings(arm)
     data = data_of(table, task or settings.task.name)
     plan = make_plan(settings)
@@ -189,7 +189,7 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
 
 
 def _clipped(model: Floats, rows: Floats, labels: NDArray[np.int64]) -> Floats:
-    """Return the sum of gradients of the cross entropy, each clipped to norm 1."""
+    """The sum of cross-entropy gradients, each clipped to norm 1."""
     scores = rows @ model.T
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
@@ -203,7 +203,7 @@ def _clipped(model: Floats, rows: Floats, labels: NDArray[np.int64]) -> Floats:
 
 
 def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict[str, float]:
-    """Return the accuracy on MNIST by server learning rate, mean over seeds."""
+    """Accuracy on MNIST by server learning rate, mean over seeds."""
     name = "-".join(re.findall("[a-z]+", arm))
     file = kept / f"rates-{table}-{name}.json"
     if not file.is_file():
@@ -219,7 +219,7 @@ def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict
 
 
 def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
-    """Choose, train and yield the lines of a table in Markdown."""
+    """Choose, train and yield a table's lines in Markdown."""
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     yield f"**{table}**\n"
     yield "| who takes part, whose noise | rate | whole runs | each | s a round | played |"
@@ -242,7 +242,7 @@ def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
 
 
 def _of_runs(table: str, arm: str, rate: str, seeds: Sequence[int], runs: Path) -> list[str]:
-    """Return mean, single accuracies and seconds a round of whole runs."""
+    """Mean, single accuracies and seconds a round of whole runs."""
     asked = (*TABLES[table].overrides, *ARMS[arm], f"server_optimizer.learning_rate={rate}")
     row = Row(label=f"{table}, {arm}", overrides=asked)
     numbers, seconds = [], []

@@ -1,4 +1,4 @@
-"""The model of the benchmarks of clients; imports nothing but PyTorch, so that peers can."""
+"""The model of the clients' benchmarks; imports nothing but PyTorch, so that peers can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def small_cnn() -> nn.Sequential:
-    """Return a classifier of 28x28 images in 10 classes: 46,730 parameters, always the same."""
+    """A classifier of 28x28 images in 10 classes: 46,730 parameters, always the same."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5),

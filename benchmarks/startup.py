@@ -1,11 +1,11 @@
 """How long it takes to start: imports by room, `fl-dp plan`, and `fl-dp run` to its first round.
 
 Each timing is of a fresh process. The yardstick is one process that imports flwr, ray and torch,
-which every simulation has to do at least once.
+which every simulation must do at least once.
 
     python benchmarks/startup.py [--before CHECKOUT] [--only TEXT] [--repeats 3] [--json]
 
-With `--before` another checkout takes turns with this one, for example that of a release before:
+With `--before` another checkout takes turns with this one, for example the release before:
 
     git worktree add --detach ../before v0.1.0
 """
@@ -109,7 +109,7 @@ class Checkout:
     _runs: int = field(default=0)
 
     def python(self, *arguments: str) -> float:
-        """Run Python with this copy's packages and return the seconds."""
+        """Run Python with this copy's packages; return the seconds."""
         start = time.perf_counter()
         subprocess.run(
             [sys.executable, *arguments],
@@ -122,18 +122,18 @@ class Checkout:
         return time.perf_counter() - start
 
     def rooms(self) -> list[str]:
-        """Return the packages inside `fl_dp`, each with all its modules a room."""
+        """The packages inside `fl_dp`, each with all its modules a room."""
         rooms = [file.parent.name for file in (self.path / "fl_dp").glob("*/__init__.py")]
         return [f"fl_dp.{name}" for name in sorted(rooms)]
 
     def component(self, name: str) -> str:
-        """Return the module of the Flower app's `clientapp` or `serverapp`."""
+        """The module of the Flower app's `clientapp` or `serverapp`."""
         project = tomllib.loads((self.path / "pyproject.toml").read_text(encoding="utf-8"))
         reference: str = project["tool"]["flwr"]["app"]["components"][name]
         return reference.partition(":")[0]
 
     def first_round(self, *overrides: str) -> float:
-        """Return the seconds from `fl-dp run` to its first released round; the run is stopped."""
+        """Seconds from `fl-dp run` to its first released round; the run is stopped."""
         self._runs += 1
         folder = self.scratch / f"run-{self._runs}"
         asked = ["rounds=100", f"output_dir={self.scratch}", f"run_name={folder.name}", *overrides]
@@ -141,7 +141,7 @@ class Checkout:
         return self._until(folder / "metrics.jsonl", FIRST_ROUND, command)
 
     def flower_alone(self) -> float:
-        """Return the seconds until two nodes of Flower's engine have answered to nothing."""
+        """Seconds until two nodes of Flower's engine have answered to nothing."""
         self._runs += 1
         folder = self.scratch / f"run-{self._runs}"
         folder.mkdir()
@@ -153,7 +153,7 @@ class Checkout:
     def _until(
         self, file: Path, lines: int, command: list[str], environment: dict[str, str] | None = None
     ) -> float:
-        """Return the seconds until a command has written so many lines; it is stopped then."""
+        """Seconds until a command has written so many lines; it is stopped then."""
         start = time.perf_counter()
         process = subprocess.Popen(
             command,
@@ -183,7 +183,7 @@ def _lines(file: Path) -> int:
 
 
 def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
-    """Return what is timed."""
+    """What is timed."""
 
     def both(name: str, how: Callable[[Checkout], float]) -> Case:
         then = None if before is None else lambda: how(before)
@@ -240,7 +240,7 @@ def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
 
 
 def timed(case: Case, repeats: int) -> dict[str, float]:
-    """Return the least and the median seconds of each side, which take turns."""
+    """Least and median seconds of each side, which take turns."""
     sides = {"ours": case.ours} | ({} if case.before is None else {"before": case.before})
     timings: dict[str, list[float]] = {side: [] for side in sides}
     for run in sides.values():

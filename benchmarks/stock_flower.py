@@ -1,8 +1,8 @@
-"""What Flower's own differential privacy does in cases that happen, beside what fl-dp does.
+"""What Flower's own differential privacy does in cases that happen, beside fl-dp.
 
-Both run in this process, on the same updates. Flower's wrappers are used as their documentation
-says; nothing is patched. The numbers are measured, none is asserted here: each row names the test
-that holds our side.
+Both run in this process, on the same updates. Flower's wrappers are used as documented; nothing is
+patched. The numbers are measured, none is asserted here: each row names the test that holds our
+side.
 
     python benchmarks/stock_flower.py  # prints a Markdown table
 """
@@ -83,7 +83,7 @@ PATIENCE = 2.0  # seconds for those who never reply
 class LocalGrid(Grid):
     """Nodes 0, 1, ... in this process; `answer` returns None for a node that never replies.
 
-    Queries are answered as plain Flower clients do, which know none, unless the nodes run an app.
+    Queries get plain Flower clients' answer, who know none, unless the nodes run an app.
     """
 
     def __init__(self, answer: Reply, num_nodes: int, *, runs_an_app: bool = False) -> None:
@@ -108,7 +108,7 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return 0, 1, ..."""
+        """Return 1, 2, ...: one more than the numbers that `answer` gets."""
         return range(1, self.num_nodes + 1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -134,7 +134,7 @@ class LocalGrid(Grid):
         *,
         message_ids: Iterable[str] | None = None,
     ) -> Iterable[Message]:
-        """Hand over what was answered; Flower says `message_ids` before 1.43."""
+        """Hand over what was answered; Flower before 1.43 says `message_ids`."""
         wanted = reply_to_message_ids or message_ids or ()
         return [self._replies.pop(name) for name in wanted if name in self._replies]
 
@@ -153,7 +153,7 @@ class Case:
         name: What happens, and what should come of it.
         stock: Measures Flower's own.
         ours: Measures fl-dp.
-        test: Of ours, that holds it.
+        test: Our test that holds it.
     """
 
     name: str
@@ -181,7 +181,7 @@ def replied(message: Message, model: Arrays, **metrics: float) -> Message:
 
 
 def sending(update: Callable[[int], Arrays | None], **metrics: Callable[[int], float]) -> Reply:
-    """Return nodes that add their own update to the model; None never replies."""
+    """Nodes that add their own update to the model; None never replies."""
 
     def answer(message: Message, node: int) -> Message | None:
         change = update(node)
@@ -198,14 +198,14 @@ def sending(update: Callable[[int], Arrays | None], **metrics: Callable[[int], f
 
 
 def first(value: float, size: int = 4) -> Arrays:
-    """Return an update along the first coordinate."""
+    """An update along the first coordinate."""
     change = np.zeros(size)
     change[0] = value
     return {"w": change}
 
 
 def fedavg(num_nodes: int, **changes: Any) -> FedAvg:
-    """Return FedAvg over all nodes, without evaluation."""
+    """FedAvg over all nodes, without evaluation."""
     fields: dict[str, Any] = dict(
         fraction_train=1.0,
         fraction_evaluate=0.0,
@@ -216,13 +216,13 @@ def fedavg(num_nodes: int, **changes: Any) -> FedAvg:
 
 
 def fixed(num_nodes: int, *, noise: float = LITTLE, norm: float = 1.0, **more: Any) -> Strategy:
-    """Return Flower's server-side fixed clipping."""
+    """Flower's server-side fixed clipping."""
     inner = more.pop("inner", None) or fedavg(num_nodes)
     return DifferentialPrivacyServerSideFixedClipping(inner, noise, norm, num_nodes, **more)
 
 
 def adaptive(num_nodes: int, *, noise: float, norm: float) -> Any:
-    """Return Flower's server-side adaptive clipping at its default quantile and learning rate."""
+    """Flower's server-side adaptive clipping at its default quantile and learning rate."""
     return DifferentialPrivacyServerSideAdaptiveClipping(
         fedavg(num_nodes), noise, num_nodes, initial_clipping_norm=norm
     )
@@ -236,7 +236,7 @@ def stock(
 
 
 def plan_for(num_nodes: int, **changes: Any) -> CentralPlan:
-    """Return a plan of everybody in every round, with little noise."""
+    """A plan of everybody in every round, with little noise."""
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e9, delta=1e-6),
         rounds=1,
@@ -249,7 +249,7 @@ def plan_for(num_nodes: int, **changes: Any) -> CentralPlan:
 
 
 def spent_plan(num_nodes: int, **changes: Any) -> CentralPlan:
-    """Return a plan at noise multiplier 1 whose budget is what it spends."""
+    """A plan at noise multiplier 1 whose budget is what it spends."""
     budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
     return plan_for(num_nodes, budget=budget, noise_multiplier=1.0, **changes).with_spent_budget()
 
@@ -293,12 +293,12 @@ def ours(
 
 
 def moved(result: Result, name: str = "w") -> float:
-    """Return the first number of an array."""
+    """The first number of an array."""
     return float(numbers(result.arrays)[name].reshape(-1)[0])
 
 
 def raised(run: Callable[[], object]) -> str:
-    """Return what is raised, as a short text."""
+    """What is raised, as a short text."""
     try:
         run()
     except Exception as error:
@@ -307,7 +307,7 @@ def raised(run: Callable[[], object]) -> str:
 
 
 def weights4() -> ArrayRecord:
-    """Return a model of four zeros."""
+    """A model of four zeros."""
     return arrays(w=np.zeros(4))
 
 
@@ -318,7 +318,7 @@ STARTS = (0.5, 2.0)
 
 
 def stock_norm() -> str:
-    """Return where the norm is after 60 rounds."""
+    """Where the norm is after 60 rounds."""
     ends = []
     for start in STARTS:
         strategy = adaptive(10, noise=0.0, norm=start)
@@ -328,7 +328,7 @@ def stock_norm() -> str:
 
 
 def our_norm() -> str:
-    """Return where ours is, with noise on the bits."""
+    """Where ours is, with noise on the bits."""
     ends = []
     for start in STARTS:
         clipping = AdaptiveClipping(norm=start)
@@ -340,12 +340,12 @@ def our_norm() -> str:
 
 
 def long_updates(node: int) -> Arrays:
-    """Return an update that every norm clips; all but its first coordinate is noise afterwards."""
+    """An update that every norm clips; all but its first coordinate is noise afterwards."""
     return first(100.0, SIZE)
 
 
 def stock_adaptive_noise() -> str:
-    """Return the noise over what the norm that clients were clipped with needs."""
+    """The noise over what the norm that clients were clipped with needs."""
     strategy = adaptive(100, noise=1.0, norm=1.0)
     result = stock(strategy, sending(long_updates), 100, arrays(w=np.zeros(SIZE)))
     std = float(np.std(numbers(result.arrays)["w"][1:])) * 100
@@ -353,7 +353,7 @@ def stock_adaptive_noise() -> str:
 
 
 def our_adaptive_noise() -> str:
-    """Return ours, in the first round of clients that know no rehearsal, and in the second."""
+    """Ours, in the first round of clients that know no rehearsal, and in the second."""
     clipping = AdaptiveClipping(norm=1.0)
     # Little noise: the norm of a round is read off its model, to a thousandth.
     plan = plan_for(100, rounds=2, noise_multiplier=0.1, clipping=clipping)
@@ -377,17 +377,17 @@ def our_adaptive_noise() -> str:
 
 
 def effective(move: float, num_nodes: int) -> str:
-    """Return the multiplier that noise of C / num_nodes amounts to."""
+    """The multiplier that noise of C / num_nodes amounts to."""
     return f"one client moves the mean by {move:.3f} C: multiplier {1.0 / num_nodes / move:.2f}"
 
 
 def one_of(num_nodes: int) -> Callable[[int], Arrays]:
-    """Return updates of which only the first node's is of any size."""
+    """Updates of which only the first node's is of any size."""
     return lambda node: first(1.0 if node == 0 else 1e-9)
 
 
 def heavy() -> Reply:
-    """Return ten nodes of which the first claims 1000 records."""
+    """Ten nodes of which the first claims 1000 records."""
     inner = sending(one_of(10))
 
     def answer(message: Message, node: int) -> Message | None:
@@ -400,7 +400,7 @@ def heavy() -> Reply:
 
 
 def few() -> Reply:
-    """Return ten nodes of which two reply."""
+    """Ten nodes of which two reply."""
     return sending(lambda node: one_of(10)(node) if node < 2 else None)
 
 
@@ -409,7 +409,7 @@ def config_for(
     sampling: SamplingMethod = SamplingMethod.NO_AMPLIFICATION,
     max_epsilon: float = 1e9,
 ) -> PrivacyConfig:
-    """Return an accountant's settings."""
+    """An accountant's settings."""
     return PrivacyConfig(
         target_delta=1e-5,
         population_size=num_nodes,
@@ -420,7 +420,7 @@ def config_for(
 
 
 def stock_missing() -> str:
-    """Return what two of ten replies do, without and with an accountant."""
+    """What two of ten replies do, without and with an accountant."""
     plain = effective(moved(stock(fixed(10), few(), 10, weights4())), 10)
     accounted = fixed(10, accountant=RdpAccountant(config_for(10)))
     return (
@@ -429,7 +429,7 @@ def stock_missing() -> str:
 
 
 def our_missing() -> str:
-    """Return what they do in ours."""
+    """What they do in ours."""
     return effective(moved(ours(few(), 10, weights4(), timeout=PATIENCE).result), 10)
 
 
@@ -437,12 +437,12 @@ def our_missing() -> str:
 
 
 def honest_but(change: Arrays) -> Reply:
-    """Return ten nodes that move 0.25, the first of which sends something else."""
+    """Ten nodes that move 0.25, the first of which sends something else."""
     return sending(lambda node: change if node == 0 else first(0.25))
 
 
 def outcome(run: Callable[[], Result]) -> str:
-    """Return how a round ended."""
+    """How a round ended."""
     try:
         result = run()
     except Exception as error:
@@ -453,7 +453,7 @@ def outcome(run: Callable[[], Result]) -> str:
 
 
 def both(updates: Sequence[Arrays], run: Callable[[Reply], Result]) -> str:
-    """Return the outcomes of several odd updates."""
+    """Outcomes of several odd updates."""
     return "; ".join(outcome(partial(run, honest_but(change))) for change in updates)
 
 
@@ -461,22 +461,22 @@ NOT_FINITE = (first(math.nan), first(math.inf))
 
 
 def scalar_model() -> ArrayRecord:
-    """Return a model with a 0-d parameter."""
+    """A model with a 0-d parameter."""
     return arrays(w=np.zeros(3), scale=np.float64(0.0))
 
 
 def scalar_update(_: int) -> Arrays:
-    """Return an update that moves the 0-d parameter by three norms."""
+    """An update that moves the 0-d parameter by three norms."""
     return {"scale": np.array(3.0)}
 
 
 def scalar_move(result: Result) -> str:
-    """Return how far the 0-d parameter went."""
+    """How far the 0-d parameter went."""
     return f"moves by {moved(result, 'scale'):.2f}"
 
 
 def counting_model(count: Any) -> ArrayRecord:
-    """Return a model with an integer buffer, as BatchNorm has."""
+    """A model with an integer buffer, as BatchNorm has."""
     return arrays(w=np.zeros(4, np.float32), batches=count)
 
 
@@ -484,19 +484,19 @@ COUNTERS = (np.int64(7), np.array([7]))
 
 
 def counting_update(_: int) -> Arrays:
-    """Return an update of twice the norm that counts on."""
+    """An update of twice the norm that counts on."""
     return first(2.0) | {"batches": np.array(10)}
 
 
 def counting(run: Callable[[Reply, ArrayRecord], Result]) -> str:
-    """Return the outcomes for a counter of no dimension, as in torch, and of one."""
+    """Outcomes for a counter of no dimension, as in torch, and of one."""
     answer = sending(counting_update)
     outcomes = [outcome(partial(run, answer, counting_model(count))) for count in COUNTERS]
     return "; ".join(outcomes)
 
 
 def turned() -> Reply:
-    """Return ten nodes whose replies have their arrays in another order."""
+    """Ten nodes whose replies have their arrays in another order."""
 
     def answer(message: Message, node: int) -> Message:
         (model,) = message.content.array_records.values()
@@ -507,17 +507,17 @@ def turned() -> Reply:
 
 
 def two_layers() -> ArrayRecord:
-    """Return a model of two layers of one shape."""
+    """A model of two layers of one shape."""
     return arrays(a=np.zeros(2), b=np.full(2, 5.0))
 
 
 def layers(result: Result) -> str:
-    """Return where they are."""
+    """Where they are."""
     return f"a = {moved(result, 'a'):.2f}, b = {moved(result, 'b'):.2f}"
 
 
 def one_fails() -> Reply:
-    """Return ten nodes of which the first reports an error."""
+    """Ten nodes of which the first reports an error."""
     inner = sending(lambda _: first(0.25))
 
     def answer(message: Message, node: int) -> Message | None:
@@ -532,7 +532,7 @@ def one_fails() -> Reply:
 
 
 def stock_roster() -> str:
-    """Return what an accounted training does when a node leaves after the first round."""
+    """What an accounted training does when a node leaves after the first round."""
     grid = LocalGrid(sending(lambda _: first(0.25)), 10)
     strategy = fixed(
         10,
@@ -549,7 +549,7 @@ def stock_roster() -> str:
 
 
 def our_roster() -> str:
-    """Return what ours does."""
+    """What ours does."""
     grid = LocalGrid(sending(lambda _: first(0.25)), 10)
 
     def leave(server_round: int, _: ArrayRecord) -> None:
@@ -560,18 +560,18 @@ def our_roster() -> str:
 
 
 def telling() -> Reply:
-    """Return ten nodes, one of which has a loss that stands out."""
+    """Ten nodes, one of which has a loss that stands out."""
     return sending(lambda _: first(0.25), loss=lambda node: 100.0 if node == 0 else 0.0)
 
 
 def told(result: Result) -> str:
-    """Return which metrics came out."""
+    """Which metrics came out."""
     metrics = result.train_metrics_clientapp.get(1)
     return "none" if not metrics else f"loss {metrics['loss']:g}, without noise"
 
 
 def stock_exhausted() -> str:
-    """Return what a training does whose third round would not fit."""
+    """What a training does whose third round would not fit."""
     accountant = RdpAccountant(config_for(10, max_epsilon=9.0))
     strategy = fixed(10, noise=1.0, accountant=accountant)
     what = raised(lambda: stock(strategy, sending(lambda _: first(0.25)), 10, weights4(), rounds=5))
@@ -579,7 +579,7 @@ def stock_exhausted() -> str:
 
 
 def our_exhausted() -> str:
-    """Return what ours does when two of five rounds were lost in a crash."""
+    """What ours does when two of five rounds were lost in a crash."""
     plan = spent_plan(10, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
@@ -595,7 +595,7 @@ def our_exhausted() -> str:
 
 
 def stock_question() -> str:
-    """Return how long the accountant takes to say whether round 101 fits."""
+    """How long the accountant takes to say whether round 101 fits."""
     accountant = RdpAccountant(config_for(1000, SamplingMethod.POISSON))
     for _ in range(100):
         accountant.compose(GaussianPrivacyEvent(1.0, 100, 1000))
@@ -605,7 +605,7 @@ def stock_question() -> str:
 
 
 def our_question() -> str:
-    """Return how long ours takes."""
+    """How long ours takes."""
     plan = spent_plan(1000, rounds=200, sampling=PoissonSampling(sampling_rate=0.1))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -619,7 +619,7 @@ def our_question() -> str:
 
 
 def stock_restart() -> str:
-    """Return what is spent after a restart."""
+    """What is spent after a restart."""
     before = RdpAccountant(config_for(10))
     stock(fixed(10, noise=1.0, accountant=before), honest_but(first(0.25)), 10, weights4(), 5)
     after = RdpAccountant(config_for(10))
@@ -630,7 +630,7 @@ def stock_restart() -> str:
 
 
 def our_restart() -> str:
-    """Return ours, which was stopped in the middle of round 5."""
+    """Ours, which was stopped in the middle of round 5."""
     plan = spent_plan(10, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
@@ -647,7 +647,7 @@ def our_restart() -> str:
 
 
 def true_epsilons(noise_multiplier: float, claimed: float) -> str:
-    """Return what noise over the clipping norm really gives, once and ten times."""
+    """What noise over the clipping norm really gives, once and ten times."""
     once = gaussian_epsilon(noise_multiplier, 1e-5)
     replaced = gaussian_epsilon(noise_multiplier / 2.0, 1e-5)
     ten = gaussian_epsilon(noise_multiplier / math.sqrt(10.0), 1e-5)
@@ -658,7 +658,7 @@ def true_epsilons(noise_multiplier: float, claimed: float) -> str:
 
 
 def stock_local() -> str:
-    """Return what LocalDpMod adds for a claim of 10, with the clipping norm as its sensitivity."""
+    """What LocalDpMod adds for a claim of 10, with the clipping norm as its sensitivity."""
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-5)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     content = RecordDict({"arrays": arrays(w=np.zeros(MANY))})
@@ -671,14 +671,14 @@ def stock_local() -> str:
 
 
 def answer(client: Reply, asked: Message) -> Message:
-    """Return what the first node replies, which it always does."""
+    """The first node's reply, which always comes."""
     reply = client(asked, 0)
     assert reply is not None
     return reply
 
 
 def our_local() -> str:
-    """Return what our scheme adds for the same claim over ten messages."""
+    """What our scheme adds for the same claim over ten messages."""
     scheme = calibrate_client_scheme("gaussian", 10.0, 1e-5, participations=10, clipping_norm=1.0)
     sent = scheme.privatize(first(1.0, MANY)["w"], SecureRandom())
     std = float(np.std(sent[1:]))
@@ -687,7 +687,7 @@ def our_local() -> str:
 
 
 def equal_coordinates(train: Callable[[], Result]) -> str:
-    """Return in how many coordinates two trainings agree, before each of which numpy is seeded."""
+    """In how many coordinates two trainings agree, each after seeding numpy."""
     models = []
     for _ in range(2):
         np.random.seed(42)  # as a script does for a result that repeats
@@ -696,36 +696,36 @@ def equal_coordinates(train: Callable[[], Result]) -> str:
 
 
 def stock_seeded() -> str:
-    """Return how far Flower's noise repeats."""
+    """How far Flower's noise repeats."""
     model = arrays(w=np.zeros(SIZE))
     return equal_coordinates(lambda: stock(fixed(10, noise=1.0), sending(idle), 10, model))
 
 
 def our_seeded() -> str:
-    """Return how far ours does."""
+    """How far ours does."""
     model = arrays(w=np.zeros(SIZE))
     plan = plan_for(10, noise_multiplier=1.0)
     return equal_coordinates(lambda: ours(sending(idle), 10, model, plan=plan).result)
 
 
 def idle(_: int) -> Arrays:
-    """Return an update that is not quite zero, which Flower's clipping does not survive."""
+    """An update that is not quite zero, which Flower's clipping does not survive."""
     return first(1e-9, SIZE)
 
 
 def constant(change: np.ndarray, _: int) -> Arrays:
-    """Return the same update for every node."""
+    """The same update for every node."""
     return {"w": change}
 
 
 def telling_share(values: np.ndarray, grid: float) -> float:
-    """Return how many values near 0 lie off a grid."""
+    """The share of values near 0 that lie off a grid."""
     near = values[np.abs(values) < 0.5].astype(np.float64) / grid
     return float(np.mean(near != np.round(near)))
 
 
 def stock_float() -> str:
-    """Return how many outputs tell that they hide a 0 and not a 1."""
+    """How many outputs tell that they hide a 0 and not a 1."""
     shares = []
     for hidden in (0.0, 1.0):
         change = np.full(SIZE, hidden, np.float32)
@@ -742,7 +742,7 @@ def stock_float() -> str:
 
 
 def our_float() -> str:
-    """Return ours: the grid is the same whatever it hides."""
+    """Ours: the grid is the same whatever it hides."""
     shares = []
     plan = plan_for(1, noise_multiplier=1e-3, clipping=FixedClipping(norm=1e3))
     for hidden in (0.0, 1.0):
@@ -763,7 +763,7 @@ def our_float() -> str:
 
 
 def varying_bits(seeds: Sequence[int]) -> int:
-    """Return how many bits are not the same in all seeds."""
+    """How many bits are not the same in all seeds."""
     zeros = ones = 0
     for seed in seeds:
         zeros |= seeds[0] & ~seed
@@ -772,17 +772,17 @@ def varying_bits(seeds: Sequence[int]) -> int:
 
 
 def folded(secret: bytes) -> int:
-    """Return the seed that Flower's generator makes of a secret: the XOR of its 32-bit words."""
+    """The seed that Flower's generator makes of a secret: the XOR of its 32-bit words."""
     words = (secret[at : at + 4] for at in range(0, len(secret), 4))
     return reduce(xor, (int.from_bytes(word, "little") for word in words))
 
 
 def stock_seeds() -> str:
-    """Return the bits of Flower's pair seeds, and whether a curious server reads an update.
+    """The bits of Flower's pair seeds, and whether a curious server reads an update.
 
     All keys are made here. Of two clients the server has a masked vector, less the client's own
-    mask, which it learns in every round. It tries seeds until the values look like an update; to
-    be quick, 12 of their bits are given.
+    mask, which it learns in every round. It tries seeds until the values look like an update. To
+    be quick, it is given 12 of their bits.
     """
     pairs = [(generate_key_pairs(), generate_key_pairs()) for _ in range(1000)]
     secrets = [generate_shared_key(mine, theirs) for (mine, _), (_, theirs) in pairs]
@@ -807,7 +807,7 @@ def stock_seeds() -> str:
 
 
 def our_seeds() -> str:
-    """Return the bits of ours."""
+    """The bits of ours."""
     seeds = [
         pair_seed(RunKey.generate().root(RunKey.generate().public, 0, 1), bytes(32), 0, 1)
         for _ in range(1000)
@@ -956,7 +956,7 @@ FILES = (
 
 
 def digest_of_flower() -> str:
-    """Return the first 16 digits of a SHA-256 over those files: versions that share it are one."""
+    """The first 16 digits of a SHA-256 over those files: versions that share it are one."""
     package = Path(flwr.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(file for pattern in FILES for file in package.glob(pattern)):
@@ -966,7 +966,7 @@ def digest_of_flower() -> str:
 
 
 def link(case: Case) -> str:
-    """Return the cell that links a case's test."""
+    """The cell that links a case's test."""
     return f"[test](../{case.test.replace('::', '#')})"
 
 

@@ -7,10 +7,9 @@
     flwr run @fl-dp/fl-dp==0.1.0 production --stream
 
 A SuperNode with `--trusted-entities` runs only bundles that one of the named keys has signed. It
-checks that by itself: neither this shelf nor the SuperLink has to be trusted. Flower fetches
-bundles with signatures from one place alone, Flower Hub, whose address is a variable; this answers
-there. A bundle holds the same bytes whoever builds it from the same files, so reviewers sign what
-they have built themselves.
+checks that itself: neither this shelf nor the SuperLink must be trusted. Flower fetches signed
+bundles only from Flower Hub, whose address is a variable; this answers there. A bundle's bytes are
+the same whoever builds it from the same files, so reviewers sign what they have built themselves.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class ShelvedApp:
 
     @classmethod
     def read(cls, file: Path) -> ShelvedApp:
-        """Read a bundle, and the signatures beside it if there are any.
+        """Read a bundle, and the signatures beside it, if any.
 
         Raises:
             ValueError: If it is no bundle, or its signatures can't be read.
@@ -86,7 +85,7 @@ def sign(file: Path, key_file: Path) -> ShelvedApp:
         key_file: The signer's secret key.
 
     Raises:
-        OSError: If one of them can't be read.
+        OSError: If one can't be read.
         ValueError: If the key is of another kind or the file is no bundle.
     """
     key = load_signer(key_file)
@@ -102,22 +101,22 @@ def sign(file: Path, key_file: Path) -> ShelvedApp:
 
 
 def apps_in(folder: Path) -> Iterator[ShelvedApp]:
-    """Return the bundles of a folder, those of the newest version first."""
+    """A folder's bundles, the newest versions first."""
     apps = [ShelvedApp.read(file) for file in folder.glob("*.fab")]
     return iter(sorted(apps, key=lambda app: _as_numbers(app.version), reverse=True))
 
 
 def shelf(folder: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server on loopback that hands out the bundles of a folder.
+    """A server on loopback that hands out a folder's bundles.
 
-    What lies there is no secret, and a bundle that somebody else put in its place has no signature
-    that a node takes.
+    Nothing there is secret. A bundle that somebody else put there has no signature that a node
+    takes.
     """
     return ThreadingHTTPServer(("127.0.0.1", port), partial(_Shelf, folder))
 
 
 class _Shelf(BaseHTTPRequestHandler):
-    """Answers what Flower's SuperLink asks: where a bundle is, who signed it, and its bytes."""
+    """Answers a SuperLink's questions: where a bundle is, who signed it, and its bytes."""
 
     timeout = 60
 
@@ -190,7 +189,7 @@ def _as_numbers(version: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Sign a bundle, or hand out those of a folder until it is stopped."""
+    """Sign a bundle, or hand out a folder's until stopped."""
     parser = argparse.ArgumentParser(description="Signed apps without Flower Hub")
     asked = parser.add_subparsers(dest="asked", required=True)
     signing = asked.add_parser("sign", help="sign a bundle")

@@ -1,12 +1,12 @@
-r"""A copy of a ledger for the day on which its disk dies, verified before it counts as one.
+r"""A copy of a ledger for the day its disk dies, verified before it counts as one.
 
     python deploy/backup.py /var/lib/fl-dp-north/ledger.db --to /mnt/backup/fl-dp-north \
       --witness /mnt/witness/fl-dp-north/ledger.heads
 
-A copy knows nothing of what is spent after it was made. So it is no ledger that may be charged, and
-the witness sees to that: a node that finds an older copy in its ledger's place answers nothing. The
-witness is never copied and never put back. Neither is `secagg.db`, which lies beside a ledger: a
-node that forgot which sums it took part in could mask two numbers alike.
+A copy does not know what is spent after it was made. So it must never be charged, and the witness
+sees to that: a node that finds an older copy in its ledger's place answers nothing. Never copy the
+witness, and never put it back. Nor `secagg.db`, beside a ledger: a node that forgot which sums it
+took part in could mask two numbers alike.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def back_up(ledger: Path, folder: Path, *, witness: str | None, keep: int = _KEP
         ledger: An SQLite ledger, of a node or of a training.
         folder: Where copies go, a file a day; on another disk.
         witness: File or database that knows how far the ledger has come; None: there is none.
-        keep: How many copies stay; the oldest ones go.
+        keep: Number of copies that stay; the oldest go.
 
     Returns:
         The copy.
 
     Raises:
         FileNotFoundError: If there is no ledger.
-        LedgerCorrupted: If the ledger was altered, or is older than its witness says. No copy is
-            made then, and older copies stay.
+        LedgerCorrupted: If the ledger was altered, or is older than its witness says. Then no copy
+            is made, and older copies stay.
     """
     if not ledger.is_file():
         raise FileNotFoundError(f"no ledger at {ledger}")
@@ -73,7 +73,7 @@ def _read_only(ledger: Path) -> sqlite3.Connection:
 
 
 def _copies(ledger: Path, folder: Path) -> list[Path]:
-    """Return the copies of a ledger, the oldest first; no other file that only begins alike."""
+    """A ledger's copies, the oldest first; no other file that only begins alike."""
     name = re.compile(rf"{re.escape(ledger.stem)}-\d{{4}}-\d\d-\d\d{re.escape(ledger.suffix)}")
     return sorted(each for each in folder.iterdir() if name.fullmatch(each.name))
 

@@ -1,4 +1,4 @@
-"""A real SuperLink and real SuperNodes on loopback, each a process of its own."""
+"""A real SuperLink and real SuperNodes on loopback, each its own process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PATIENCE = 120.0  # a busy machine takes half a minute to import torch
 
 
 class Deployment:
-    """A SuperLink for as long as the `with` block lasts, and the SuperNodes that join it.
+    """A SuperLink for the time of the `with` block, and the SuperNodes that join it.
 
-    Nothing is encrypted or checked: a subclass says how its own SuperLink and nodes are started.
+    Nothing is encrypted or checked: a subclass says how its SuperLink and nodes are started.
     """
 
     def __init__(self, folder: Path, *, database: bool = False) -> None:
-        """Keep logs and Flower's own files in a folder, and the SuperLink's state if asked to."""
+        """Keep logs and Flower's own files in a folder; with `database` the SuperLink's state, too."""
         self._folder = folder
         self._home = folder / "flower"
         self._home.mkdir(parents=True)
@@ -62,7 +62,7 @@ class Deployment:
         return self
 
     def start_link(self) -> None:
-        """Start the SuperLink, or start it anew, and wait until it answers."""
+        """Start the SuperLink, also anew, and wait until it answers."""
         database = [] if self._database is None else ["--database", str(self._database)]
         self._link = self._start(
             "superlink",
@@ -81,20 +81,20 @@ class Deployment:
             raise
 
     def _trusts(self) -> str:
-        """Return the line of Flower's configuration that says how it trusts the SuperLink."""
+        """The line of Flower's configuration that says how it trusts the SuperLink."""
         return "insecure = true"
 
     def _superlink(self) -> Sequence[str]:
-        """Return the command of the SuperLink, less its address."""
+        """The SuperLink's command, without its address."""
         return ("flower-superlink", "--insecure")
 
     def _supernode(self, name: str) -> Sequence[str]:
-        """Return the command of a SuperNode, less its addresses and its configuration."""
+        """A SuperNode's command, without its addresses and configuration."""
         del name
         return ("flower-supernode", "--insecure")
 
     def _health(self) -> tuple[str, ssl.SSLContext | None]:
-        """Return the address that answers once the SuperLink is up, and whom to trust there."""
+        """The address that answers once the SuperLink is up, and whom to trust there."""
         return f"http://127.0.0.1:{self._port}/health", None
 
     def _wait_until_healthy(self) -> None:
@@ -150,7 +150,7 @@ class Deployment:
         _kill(self._nodes.pop(name))
 
     def pid(self, name: str) -> int:
-        """Return the process id of a SuperNode."""
+        """A SuperNode's process id."""
         return self._nodes[name].pid
 
     def kill_link(self) -> None:
@@ -158,7 +158,7 @@ class Deployment:
         _kill(self._link)
 
     def kill_server_app(self) -> None:
-        """Kill the process of the ServerApp that runs."""
+        """Kill the running ServerApp's process."""
         for pid in descendants(self._link.pid):
             with contextlib.suppress(OSError):
                 if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -170,7 +170,7 @@ class Deployment:
         """Call one of Flower's or our own commands in this deployment's environment.
 
         Raises:
-            TimeoutError: If it has not ended in time, with what the SuperLink said last.
+            TimeoutError: If it does not end in time, with what the SuperLink said last.
         """
         try:
             return subprocess.run(
@@ -196,7 +196,7 @@ class Deployment:
         return self._number(self.flwr(*self._run(app, overrides)))
 
     def status(self, run_id: str, *, timeout: float = 3 * _PATIENCE) -> int:
-        """Wait for a run with our own command, and return its exit status: 4 if it goes on."""
+        """Wait for a run with our own command; return its exit status: 4 if it goes on."""
         seconds = "--timeout", f"{timeout:g}"
         asked = ("fl-dp", "status", run_id, _CONNECTION, "--wait", *seconds)
         return self.flwr(*asked, timeout=timeout + _PATIENCE).returncode
@@ -204,12 +204,12 @@ class Deployment:
     def run(
         self, app: Path | str, overrides: Sequence[str], *, timeout: float | None = 3 * _PATIENCE
     ) -> str:
-        """Run an app, a folder or `@publisher/name`, and return Flower's word for how it ended."""
+        """Run an app, a folder or `@publisher/name`; return Flower's word for how it ended."""
         said = self.flwr(*self._run(app, overrides), "--stream", timeout=timeout)
         return self._status(self._number(said), said.stdout + said.stderr)
 
     def log(self, name: str) -> str:
-        """Return what a process has said."""
+        """What a process has said."""
         return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def _run(self, app: Path | str, overrides: Sequence[str]) -> list[str]:
@@ -245,7 +245,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
+    """A port of loopback that was free a moment ago."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

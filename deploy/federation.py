@@ -4,12 +4,12 @@
     make federation PRIVACY=distributed
     python deploy/federation.py --privacy local --keep /tmp/wards
 
-Three hospital wards train one model. The SuperLink has TLS, a database and the keys of its
-SuperNodes; other users and machines reach the SuperNodes' interface of it alone. Each ward has a
-table, a policy, a ledger with a witness elsewhere, runs signed apps only, and stands behind a gate.
-What each of them spent is printed, and then what the server gets from a signed app that sends the
-wards' tables. Everything lies in a folder of its own and listens on free ports of loopback. What
-was started is taken down at the end, also after Ctrl-C and after a failure, and nothing else.
+Three hospital wards train one model. The SuperLink has TLS, a database and its SuperNodes' keys;
+other users and machines reach only its SuperNodes' interface. Each ward has a table, a policy, a
+ledger with a witness elsewhere, runs signed apps only, and stands behind a gate. Printed are what
+each spent, and then what the server gets from a signed app that sends the wards' tables.
+Everything lies in a folder of its own and listens on free ports of loopback. At the end, also
+after Ctrl-C and after a failure, what was started is taken down, and nothing else.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _LAST_LINES = 15  # of each log, where something went wrong
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """Who protects whom, as the server asks for it and as the owners of the wards require it.
+    """Who protects whom, as the server asks for it and the wards' owners require it.
 
     Attributes:
         overrides: Settings of the training.
         description: What the gates do, in words.
         policy: Keys of each ward's policy, besides names and files.
-        gate: What the gate of each ward does; empty: it has none, and the app keeps the policy.
+        gate: What each ward's gate does; empty: it has none, and the app keeps the policy.
         has_roster: Whether the wards' owners have compared their identities.
         server_counts: Whether the server keeps a ledger, too, which then has a witness.
     """
@@ -174,7 +174,7 @@ class Federation(Deployment):
             self._shelf.server_close()
 
     def train(self, name: str, *more: str, app: str | None = None) -> RunFolder:
-        """Train the signed app on all wards and return the folder of the run.
+        """Train the signed app on all wards; return the run's folder.
 
         Args:
             name: Of the run.
@@ -190,7 +190,7 @@ class Federation(Deployment):
         return RunFolder(self._root / "runs" / name)
 
     def send_tables(self) -> list[dict[str, Any]]:
-        """Run the app that sends the wards' tables, and return what the server got from each.
+        """Run the app that sends the wards' tables; return what the server got from each.
 
         Raises:
             RuntimeError: If the run ends otherwise than it should.
@@ -203,14 +203,14 @@ class Federation(Deployment):
         return arrived
 
     def tables(self) -> list[NDArray[np.float64]]:
-        """Return the numbers of each ward's table."""
+        """The numbers of each ward's table."""
         files = [self._root / ward / "train.csv" for ward in WARDS]
         return [
             np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1)).ravel() for file in files
         ]
 
     def overrides(self, name: str) -> list[str]:
-        """Return the settings of a run of that name."""
+        """The settings of a run of that name."""
         root = self._root
         overrides = [
             *SETTINGS,
@@ -228,11 +228,11 @@ class Federation(Deployment):
         return overrides
 
     def ledger_of(self, ward: str) -> Path:
-        """Return the file of a ward's ledger, which is there once something was charged."""
+        """A ward's ledger file, which is there once something was charged."""
         return self._root / ward / "ledger" / "ledger.db"
 
     def witness_of(self, ward: str) -> Path:
-        """Return the file that knows how far a ward's ledger has come."""
+        """The file that knows how far a ward's ledger has come."""
         return self._root / "witness" / f"{ward}.heads"
 
     def _trusts(self) -> str:
@@ -305,7 +305,7 @@ class Federation(Deployment):
         return self._root / ward / "policy.yaml"
 
     def _node_config(self, ward: str) -> _OPTIONS:
-        """Return what apps get: a gate tells them nothing of the policy."""
+        """What apps get: a gate tells them nothing of the policy."""
         return (
             self._data_of(ward) if self._mode.gate else {"dp-policy-path": str(self._policy(ward))}
         )
@@ -315,7 +315,7 @@ class Federation(Deployment):
         return {"dp-data-path": str(folder), "dp-data-schema": str(folder / "schema.yaml")}
 
     def _write_roster(self) -> None:
-        """Write down the identities that the wards' owners have compared."""
+        """Write the identities that the wards' owners have compared."""
         members = []
         for ward in WARDS:
             identity = Identity.load_or_create(self.ledger_of(ward).with_name(IDENTITY_FILE))
@@ -355,7 +355,7 @@ class Federation(Deployment):
 
 
 def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
-    """Say what was spent, from the ledgers, each compared with its witness."""
+    """Say what was spent, from the ledgers, the wards' each compared with its witness."""
     for ward in WARDS:
         file = federation.ledger_of(ward)
         if not file.exists():
@@ -381,11 +381,11 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
 def arrived_lines(
     tables: Sequence[NDArray[np.float64]], arrived: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Say what the server got from each ward, beside what the app there has sent.
+    """Say what the server got from each ward, beside what the app there sent.
 
     Args:
         tables: Numbers of each ward's table.
-        arrived: What the server has written down of each reply.
+        arrived: What the server wrote down of each reply.
     """
     for answer in arrived:
         if "error" in answer:
@@ -408,7 +408,7 @@ def late_lines(logs: Mapping[str, str]) -> Iterator[str]:
     """Say whose app was late: the gate has answered for it, with noise alone.
 
     Args:
-        logs: What the SuperNode of each ward has said.
+        logs: What each ward's SuperNode has said.
     """
     for ward, log in logs.items():
         if times := log.count(f"TimeoutError: {LATE}"):
@@ -416,7 +416,7 @@ def late_lines(logs: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Progress:
-    """Lines that say what is being done, with the seconds since the start."""
+    """Prints what is being done, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -427,7 +427,7 @@ class _Progress:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Give an empty folder; one that nobody asked for is gone after a good end."""
+    """Give an empty folder; one that nobody named is removed at the end."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             raise SystemExit(f"error: {keep} is not empty: name another folder")
@@ -488,7 +488,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Bring up the federation that the command line asks for, and take it down."""
+    """Bring up the federation of the command line, and take it down."""
     parser = argparse.ArgumentParser(description="A federation on this machine, all protections on")
     parser.add_argument("--privacy", choices=MODES, default="local", help="(default: local)")
     parser.add_argument("--keep", type=Path, help="an empty folder that stays, with all logs")

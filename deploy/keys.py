@@ -4,9 +4,9 @@
     python deploy/keys.py node /etc/fl-dp/north/node.key
     python deploy/keys.py signer reviewer.key
 
-Nothing is overwritten: what is there is kept and said, so that a command can be repeated. Secret
-files are readable by their owner alone. They stay where they were made; what a command prints last
-is what has to be carried to others.
+Nothing is overwritten: what is there is kept and said, so a command can be repeated. Only their
+owner can read secret files. They stay where they were made; a command prints last what must be
+carried to others.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _CA_DAYS = 3650
 
 
 def make_server(folder: Path, names: Sequence[str], *, days: int, renew: bool = False) -> Path:
-    """Make the certificates of a SuperLink: `ca.crt` for everybody, `server.pem`, and their keys.
+    """Make a SuperLink's certificates: `ca.crt` for everybody, `server.pem`, and their keys.
 
     Args:
-        folder: Where they go; made for its owner alone if it is not there.
+        folder: Where they go; made for its owner alone if missing.
         names: DNS names and addresses under which nodes and operators reach the SuperLink.
         days: How long the server's certificate holds.
-        renew: Make a new certificate for the server, by the authority that is there.
+        renew: Make a new certificate for the server, by the existing authority.
 
     Returns:
-        The certificate of the authority, which every node and operator needs.
+        The authority's certificate, which every node and operator needs.
 
     Raises:
-        FileExistsError: If there is a certificate already, and it is not to be renewed.
-        ValueError: If the authority's certificate is missing while its key is there, or the days
-            are none.
+        FileExistsError: If there is a certificate already, not to be renewed.
+        ValueError: If the authority has only one of certificate and key, or the days are out of
+            range.
     """
     if not 1 <= days <= _CA_DAYS:
         raise ValueError(f"--days must lie between 1 and the authority's {_CA_DAYS}, got {days}")
@@ -97,10 +97,10 @@ def make_node(file: Path) -> Path:
 
 
 def make_signer(file: Path) -> Path:
-    """Make the key of somebody who signs apps, as `ssh-keygen -t ed25519` does.
+    """Make an app signer's key, as `ssh-keygen -t ed25519` does.
 
     Returns:
-        The public half, which owners of nodes trust.
+        The public half, which nodes' owners trust.
     """
     return _ssh_pair(file, ed25519.Ed25519PrivateKey.generate())
 
@@ -109,8 +109,8 @@ def load_signer(file: Path) -> ed25519.Ed25519PrivateKey:
     """Read a signer's key.
 
     Raises:
-        ValueError: If it is of another kind: Flower's SuperNodes take Ed25519 only. Or if it has a
-            passphrase.
+        ValueError: If it has a passphrase, or is not an Ed25519 key in OpenSSH's format: Flower's
+            SuperNodes take no other kind.
     """
     try:
         key = load_ssh_private_key(file.read_bytes(), password=None)
@@ -125,19 +125,19 @@ def load_signer(file: Path) -> ed25519.Ed25519PrivateKey:
 
 
 def signer_id(key: ed25519.Ed25519PublicKey) -> str:
-    """Return the name that signatures and owners' files give to a key: it follows from the key."""
+    """A key's name in signatures and owners' files: it follows from the key."""
     raw = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
     return f"fpk_{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def trusted_line(key: ed25519.Ed25519PublicKey) -> str:
-    """Return the line of a file for `flower-supernode --trusted-entities`."""
+    """The key's line of a file for `flower-supernode --trusted-entities`."""
     openssh = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     return f'{signer_id(key)}: "{openssh}"'
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the certificate authority of a folder; make it if there is none."""
+    """A folder's certificate authority; made if there is none."""
     key_file, file = folder / "ca.key", folder / "ca.crt"
     if key_file.exists() != file.exists():
         raise ValueError(f"{folder} has only one of ca.key and ca.crt: put back the other one")
@@ -212,7 +212,7 @@ def _ssh_pair(file: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519Priva
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make what the command line asks for, and say what has to be carried where."""
+    """Make what the command line asks for, and say what must be carried where."""
     parser = argparse.ArgumentParser(description="Keys and certificates of a federation")
     party = parser.add_subparsers(dest="party", required=True)
     server = party.add_parser("server", help="certificates of a SuperLink")

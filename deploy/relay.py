@@ -4,7 +4,7 @@
       flower-superexec --insecure --runtime-api-address 127.0.0.1:9094
 
 Flower's apps talk to their SuperNode over a port, and a process in a network of its own reaches no
-port outside it. What comes to the port of that network goes to the socket, and the answers back.
+port outside it. So what comes to that network's port goes to the socket, and the answers back.
 Ends with the command, and with its status.
 """
 
@@ -32,7 +32,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def relay(port: int, socket: str, command: Sequence[str]) -> int:
-    """Run a command, and hand on between a port and a socket until it ends.
+    """Run a command, and carry bytes between a port and a socket until it ends.
 
     Args:
         port: Port of loopback at which the command finds the other end.

@@ -1,4 +1,4 @@
-"""Hospital wards, each a real node with a table of its own, and a server with the public one."""
+"""Hospital wards, each a real node with its own table, and a server with the public one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_tables(folder: Path, wards: tuple[str, ...]) -> None:
 def train_wards(
     deployment: Deployment, folder: Path, name: str, *overrides: str, **limits: float | None
 ) -> RunFolder:
-    """Train to the end on all nodes of a deployment and return the folder of the run."""
+    """Train to the end on all nodes of a deployment; return the run's folder."""
     paths = (f"task.data_dir={folder / 'public'}", f"output_dir={folder / 'runs'}")
     ended = deployment.run(ROOT, [*SETTINGS, *overrides, *paths, f"run_name={name}"], **limits)
     assert ended == "finished:completed", ended

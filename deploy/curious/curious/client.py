@@ -1,4 +1,4 @@
-"""Client of an app that sends its ward's table by three ways that Flower has."""
+"""Client of an app that sends its ward's table by three of Flower's ways."""
 
 from pathlib import Path
 

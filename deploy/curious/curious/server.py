@@ -1,4 +1,4 @@
-"""Server of an app that asks for tables, and writes down what has arrived."""
+"""Server of an app that asks for tables, and writes down what arrives."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ _TABLE = (200, 2)  # rows and columns of a ward's
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Send a model that has the form of a table to each ward, and write down the replies."""
+    """Send each ward a model in the form of a table, and write down the replies."""
     words = shlex.split(str(context.run_config["hydra-overrides"]))
     folder = dict(word.split("=", 1) for word in words)["output_dir"]
     model = ArrayRecord({"w": Array(np.zeros(_TABLE, np.float32))})
@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _told(reply: Message) -> dict[str, Any]:
-    """Return all that a reply says."""
+    """All that a reply says."""
     if reply.has_error():
         return {"error": reply.error.reason}
     records = reply.content
