@@ -37,7 +37,7 @@ class Deployment:
     """
 
     def __init__(self, folder: Path, *, database: bool = False) -> None:
-        """Keep logs and Flower's own files in a folder; with `database` the SuperLink's state, too."""
+        """Keep logs and Flower's files in a folder, and with `database` the SuperLink's state."""
         self._folder = folder
         self._home = folder / "flower"
         self._home.mkdir(parents=True)

@@ -22,8 +22,8 @@ class Addition:
     Attributes:
         row: The thing in bold, of the page's table.
         written: New files with their text.
-        registered: For each file that has to know it, lines that are there once, and what stands in
-            their place afterwards.
+        registered: For each file that must know it, lines that are there once, and what replaces
+            them.
     """
 
     row: str
@@ -49,7 +49,7 @@ class Addition:
 
 
 def check_row(addition: Addition) -> None:
-    """Check that the page's row says how many files there are, and where each of them is."""
+    """Check that the page's row says how many files there are, and where each is."""
     start = f"| a **{addition.row}**", f"| an **{addition.row}**"
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     [row] = [line for line in lines if line.startswith(start)]
@@ -74,7 +74,7 @@ def copy_with(additions: Sequence[Addition], copy: Path, *, without: Sequence[st
 
 
 def run_in(copy: Path, program: str, *support: Path) -> str:
-    """Run a program with the package of a copy, and return what it prints.
+    """Run a program with a copy's package, and return what it prints.
 
     Args:
         copy: The copy.

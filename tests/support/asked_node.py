@@ -1,4 +1,4 @@
-"""One node that answers one message, and a client that does as it is told."""
+"""One node that answers one message, and a client that obeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that assert their indices, as those of a GPU do, and a small model that reads tokens."""
+"""Kernels that assert their indices, as a GPU's do, and a small model that reads tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS, CLASSES = 5, 3
 
 
 class Assertion(BaseException):
-    """What a GPU's assertion is like: nothing that catches exceptions survives it."""
+    """Like a GPU's assertion: nothing that catches exceptions survives it."""
 
 
 def _asserting(kernel: Any, end: Callable[[Tensor], int], ignored: int | None) -> Any:

@@ -1,6 +1,6 @@
-"""Debian's Chromium through playwright, and what axe-core says of a page.
+"""Debian's Chromium through playwright, and axe-core's findings in a page.
 
-A test file asks for it with `chromium_or_skip()` and a fixture of its own around `chromium()`.
+A test file asks for it with `chromium_or_skip()` and its own fixture around `chromium()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT = 240_000  # milliseconds: more than anything here takes on a busy machine
 
 
 def chromium_or_skip() -> None:
-    """Skip the test file where playwright or the system's Chromium is missing."""
+    """Skip the test file if playwright or the system's Chromium is missing."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if chromium_path() is None:
         pytest.skip("no chromium is installed", allow_module_level=True)
@@ -28,7 +28,7 @@ def chromium_or_skip() -> None:
 
 @contextmanager
 def watched_page(browser: Any, **options: Any) -> Iterator[Any]:
-    """Open a page that fails the test if a script fails or the policy refuses something."""
+    """Open a page; a script that fails, or a refusal by the policy, fails the test."""
     context = browser.new_context(locale="en-GB", **options)
     context.set_default_timeout(WAIT)
     tab = context.new_page()
@@ -44,18 +44,18 @@ def watched_page(browser: Any, **options: Any) -> Iterator[Any]:
 
 
 def expect(locator: Any) -> Any:
-    """Return playwright's expectations of a place in a page."""
+    """Playwright's expectations of a place in a page."""
     import playwright.sync_api
 
     return playwright.sync_api.expect(locator)
 
 
 def serious(page: Any, *, contrast_alone: bool = False) -> list[str]:
-    """Return what axe-core calls serious or critical in a page that lets it in.
+    """What axe-core calls serious or critical in a page that lets it in.
 
     Args:
         page: Of a context that bypasses the page's policy.
-        contrast_alone: Whether colours alone are looked at, which is all that the dark changes.
+        contrast_alone: Whether to look at colours alone, all that the dark changes.
     """
     page.add_script_tag(path=AXE)
     rules = {"runOnly": ["color-contrast"]} if contrast_alone else {}

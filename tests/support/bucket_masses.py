@@ -8,7 +8,7 @@ from fl_dp.mechanisms.buckets import Buckets
 
 
 def table_masses(buckets: Buckets) -> np.ndarray:
-    """Return the probability of each bucket, from the words that lead to it.
+    """The probability of each bucket, from the words that lead to it.
 
     A slot either has one bucket for all of its 2^50 words, or asks for the exact ends.
     """

@@ -1,4 +1,4 @@
-"""The command line called in this process, with something else in Flower's place."""
+"""The command line called in this process, with a stand-in for Flower."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def call(*arguments: str) -> Result:
 
 
 def json_of(*arguments: str) -> Any:
-    """Return the one JSON document that a successful call prints."""
+    """The one JSON document that a successful call prints."""
     result = call(*arguments)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
 def changed(base: Sequence[str], *overrides: str) -> list[str]:
-    """Return a list of overrides with some replaced: a key may be written once alone."""
+    """A list of overrides with some replaced: a key may be written only once."""
     later = {text.partition("=")[0] for text in overrides}
     return [*(text for text in base if text.partition("=")[0] not in later), *overrides]
 

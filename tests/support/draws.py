@@ -1,4 +1,4 @@
-"""A draw for selections that are tested on their own: nobody is asked and nothing is charged."""
+"""A draw to test selections alone: nobody is asked and nothing is charged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_dp.strategies import Draw, Unit
 
 
 def a_draw(num_units: int, **changes: Any) -> Draw:
-    """Return a draw from units on nodes 0, 1, ...; any field can be changed."""
+    """A draw from units on nodes 0, 1, ...; any field can be changed."""
     fields: dict[str, Any] = dict(
         server_round=1,
         roster=[Unit(node) for node in range(num_units)],

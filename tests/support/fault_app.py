@@ -1,6 +1,6 @@
-"""An app for real nodes whose clients do as a file tells them, and whose server may kill itself.
+"""An app for real nodes: a file tells its clients what to do, and its server may kill itself.
 
-It trains a vector of eight numbers, without PyTorch: a message takes as long as Flower does.
+It trains a vector of eight numbers, without PyTorch: a message takes only Flower's time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(grid, context):
 
 
 class FaultApp:
-    """The app, and the folder that its clients and its server look at.
+    """The app, and the folder that its clients and server look at.
 
     Attributes:
         path: Of the app.
@@ -72,8 +72,8 @@ class FaultApp:
 
         Args:
             folder: Where they lie.
-            nodes: How many there are.
-            rounds: How many are trained.
+            nodes: Their number.
+            rounds: Number trained.
             plan: Of the training; None: of one round more than is trained, with everybody in each.
         """
         self.path, self.place = folder / "faulty", Place(folder / "place")
@@ -106,6 +106,6 @@ class FaultApp:
         (self.place.path / "timeout").write_text("30" if nobody else "240")
 
     def began(self, node: str) -> int:
-        """Return how often a node's client was asked to train."""
+        """How often a node's client was asked to train."""
         file = self.place.path / f"{node}.began"
         return len(file.read_text()) if file.exists() else 0

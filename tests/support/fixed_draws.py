@@ -1,7 +1,7 @@
 """Randomness that is the same in every run: a test's keys and seeds come from its name.
 
-A test of noise raises a false alarm now and then, and would fail a change that it knows nothing of.
-Fresh draws, as the product's are, make
+A test of noise raises a false alarm now and then, and would fail an unrelated change. Fresh draws,
+like the product's, come by
 
     FL_DP_FRESH=1 python -m pytest tests/strategies
 """
@@ -28,7 +28,7 @@ system_key: Key = randomness._fresh_key
 
 
 def keys_named(name: str) -> Key:
-    """Return a source of keys: the name's first, its second, and so on."""
+    """A source of keys: the name's first, its second, and so on."""
     numbers, own = count(), os.getpid()
 
     def key() -> bytes:
@@ -40,7 +40,7 @@ def keys_named(name: str) -> Key:
 
 
 def fix_draws(name: str) -> Key:
-    """Key what is drawn from here on by a name, and return what keyed it before."""
+    """Key all draws from here on by a name; return what keyed them before."""
     before: Key = randomness._fresh_key
     if FRESH:
         use_keys(system_key)

@@ -1,4 +1,4 @@
-"""Plans of any kind from flat keywords, for tests that go through many kinds."""
+"""Plans of any kind from flat keywords, for tests of many kinds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from fl_dp.plan.fields import plan_of
 
 
 def calibrated_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
-    """Return a plan with the noise that its budget asks for.
+    """A plan with the noise that its budget asks for.
 
     Args:
         budget: Of the whole training.
-        **flat: Fields of the kind that they come to: `secure_sum` and `nodes` are of noise in
-            shares, `client_scheme` of noise at clients, and so on. `sampling_rate` is short for
-            Poisson sampling, `participation_cap` for that of the law, and `clipping_norm` for a
-            fixed norm.
+        **flat: Fields of the resulting kind: `secure_sum` and `nodes` are of noise in shares,
+            `client_scheme` of noise at clients, and so on. `sampling_rate` is short for Poisson
+            sampling, `participation_cap` for the law's, and `clipping_norm` for a fixed norm.
     """
     return flat_plan(budget, **flat).calibrated()
 
@@ -39,7 +38,7 @@ def calibrated_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
 def noised_plan(
     noise_multiplier: float, *, delta: float, max_epsilon: float | None = None, **flat: Any
 ) -> Plan:
-    """Return a plan with noise of its own, whose budget is what it spends, or `max_epsilon`."""
+    """A plan with its own noise, whose budget is what it spends, or `max_epsilon`."""
     budget = PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is returned warns
@@ -48,7 +47,7 @@ def noised_plan(
 
 
 def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
-    """Return a plan as it is, a draft where `noise_multiplier` is left out."""
+    """A plan as it is, a draft where `noise_multiplier` is left out."""
     given = {name: value for name, value in flat.items() if value is not None}
     sampling = _sampling_of(given)
     kind = _kind_of(given, sampling)

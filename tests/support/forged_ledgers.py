@@ -1,4 +1,4 @@
-"""Ledgers whose chain was hashed again after entries were changed."""
+"""Ledgers with changed entries and a chain hashed again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 def written(path: Path, plan: Plan, *, insecure: bool = False) -> None:
-    """Write what a training writes that goes by its plan, with an attempt that failed."""
+    """Write what a training by its plan writes, with an attempt that failed."""
     rng = SecureRandom(insecure_seed=1) if insecure else None
     for _ in range(2):
         with PrivacyLedger.open(path, plan, rng=rng) as ledger:
@@ -69,7 +69,7 @@ def written(path: Path, plan: Plan, *, insecure: bool = False) -> None:
 
 
 def hashed_again(path: Path, change: Change) -> None:
-    """Change entries, and hash the chain as whoever can write the file is able to."""
+    """Change entries, and hash the chain as anybody who can write the file is able to."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT payload FROM entries ORDER BY sequence").fetchall()
         entries = [json.loads(payload) for (payload,) in rows]

@@ -1,4 +1,4 @@
-"""Real SuperNodes that stand behind gates, each with a policy and a ledger of its own."""
+"""Real SuperNodes behind gates, each with its own policy and ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GatedDeployment(Deployment):
     """A SuperLink and SuperNodes behind gates, which start apps as their own user."""
 
     def __init__(self, folder: Path, **keys: Any) -> None:
-        """Keep the keys of the gates in mind.
+        """Remember the gates' keys.
 
         Args:
             folder: For logs, policies and ledgers.
@@ -25,11 +25,11 @@ class GatedDeployment(Deployment):
         self._keys = {f"dp-{name.replace('_', '-')}": value for name, value in keys.items()}
 
     def ledger_of(self, name: str) -> Path:
-        """Return the file of a site's ledger."""
+        """The file of a site's ledger."""
         return self._folder / name / "ledger.db"
 
     def exit_status(self, name: str) -> int:
-        """Wait until a gate has ended, and return its status."""
+        """Wait until a gate has ended; return its status."""
         return self._nodes.pop(name).wait()
 
     def _supernode(self, name: str) -> Sequence[str]:

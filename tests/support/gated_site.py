@@ -41,7 +41,7 @@ App = Callable[[Message], Iterable[Message | Parts]]
 
 
 def bundle(project: str = PROJECT) -> bytes:
-    """Return the bytes of an app's bundle."""
+    """An app's bundle, as bytes."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:
         file.writestr("pyproject.toml", project)
@@ -76,14 +76,14 @@ class Server:
     """A SuperLink with one run, as far as a node can see it.
 
     Attributes:
-        fab: Bytes of the run's bundle.
+        fab: The run's bundle.
         waiting: Messages for the node, as they travel.
         arrived: What the node sent.
         confirmed: Ids of messages that the node has confirmed.
         lies: Bytes that are served in place of an object.
         overrides: Configuration of the run, besides its bundle's.
-        fab_id: Name of the app, as the server says it.
-        fab_version: Its version, as the server says it.
+        fab_id: The app's name, as the server says it.
+        fab_version: The app's version, as the server says it.
     """
 
     fab: bytes = field(default_factory=bundle)
@@ -161,7 +161,7 @@ class Server:
 
 
 def all_ids(tree: ObjectTree) -> set[str]:
-    """Return the ids of a tree, as a server reads it."""
+    """The ids of a tree, as a server reads it."""
     return {tree.object_id}.union(*(all_ids(child) for child in tree.children))
 
 
@@ -204,7 +204,7 @@ class Site:
         self.file.write_text(yaml.safe_dump(written))
 
     def step(self) -> None:
-        """Do what Flower's main loop does with one message, if there is one."""
+        """Do what Flower's main loop does with one message, if any."""
         connection = self.connection
         got = connection.receive()
         if got is None:
@@ -223,7 +223,7 @@ class Site:
             self.send(reply)
 
     def send(self, reply: Message | Parts) -> None:
-        """Do what Flower's main loop does with what an app sends."""
+        """Do what Flower's main loop does with an app's reply."""
         parts = reply if isinstance(reply, Parts) else parts_of(reply)
         ids, session = self.connection.send(parts.shell, parts.tree, 3.25)
         run = parts.shell.metadata.run_id
@@ -231,7 +231,7 @@ class Site:
             self.connection.push_object(run, session, object_id, parts.contents[object_id])
 
     def answers(self, model: dict[str, Any], rounds: int = 1) -> list[Arrived]:
-        """Train, and return all that arrived by then."""
+        """Train, and return all that has arrived."""
         for _ in range(rounds):
             self.server.train(model)
             self.step()
@@ -239,7 +239,7 @@ class Site:
         return self.server.arrived
 
     def charges(self) -> int:
-        """Return how many answers the site's ledger was charged for."""
+        """How many answers the site's ledger was charged for."""
         if not self.ledger.is_file():
             return 0
         with NodeLedger.read(self.ledger) as ledger:
@@ -274,12 +274,12 @@ class Gates:
 
 
 def replying(content: Callable[[Message], dict[str, Any]]) -> App:
-    """Return an app that replies with one content."""
+    """An app that replies with one content."""
     return lambda message: [Message(RecordDict(content(message)), reply_to=message)]
 
 
 def adding(update: Any) -> App:
-    """Return an app that adds to the first array of the model, and tells a weight of its own."""
+    """An app that adds to the model's first array."""
 
     def trained(message: Message) -> dict[str, Any]:
         ((key, model),) = message.content.array_records.items()

@@ -1,7 +1,7 @@
-"""Documents as somebody would write them who wants their reader to break.
+"""Documents by somebody who wants their reader to break.
 
 A case is a seed: hypothesis finds one, prints it, and `Random(seed)` writes the same case again.
-The cases are the same in every run. Others, and as many times more, are tried by
+Every run has the same cases. Others, and so many times more, are tried by
 
     FL_DP_FUZZ=20 python -m pytest tests/fuzz
 """
@@ -87,7 +87,7 @@ def cases(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def changed(document: Any, rng: Random) -> Any:
-    """Return a document of JSON values with one to three of its places changed."""
+    """A document of JSON values with one to three places changed."""
     whole = [deepcopy(document)]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         node: Any = whole
@@ -102,14 +102,14 @@ def changed(document: Any, rng: Random) -> Any:
 
 
 def text_of(document: Any, rng: Random) -> str:
-    """Return the JSON text of a document that was changed, or damaged as a text."""
+    """The JSON text of a document that was changed, or damaged as a text."""
     if rng.random() < 0.75:
         return json.dumps(changed(document, rng))
     return damaged(json.dumps(document), rng)
 
 
 def damaged(text: str, rng: Random) -> str:
-    """Return a text with a part taken out, doubled, replaced or put in."""
+    """A text with a part taken out, doubled, replaced or put in."""
     start = rng.randrange(len(text) + 1)
     stop = min(len(text), start + rng.choice((0, 1, 1, 2, 5, 50)))
     put_in: str = rng.choice(
@@ -119,7 +119,7 @@ def damaged(text: str, rng: Random) -> str:
 
 
 def damaged_bytes(raw: bytes, rng: Random) -> bytes:
-    """Return bytes with some taken out, changed or put in."""
+    """Bytes with some taken out, changed or put in."""
     start = rng.randrange(len(raw) + 1)
     stop = min(len(raw), start + rng.choice((0, 1, 1, 2, 5, 50, 5000)))
     return raw[:start] + rng.randbytes(rng.choice((0, 0, 1, 1, 2, 8, 60))) + raw[stop:]

@@ -1,4 +1,4 @@
-"""Records of a message as somebody would fill them who wants their reader to break."""
+"""A message's records by somebody who wants their reader to break."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("", "x", "\0", "arrays", "config", "metrics", "fl-dp-round", "__class__
 
 
 def hostile_records(content: RecordDict, rng: Random) -> RecordDict:
-    """Return records with one to three things wrong in them; `content` stays as it is."""
+    """Records with one to three things wrong; `content` stays as it is."""
     records: dict[str, Any] = dict(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not records:
@@ -46,7 +46,7 @@ def hostile_records(content: RecordDict, rng: Random) -> RecordDict:
 
 
 def hostile_array(array: Array, rng: Random) -> Array:
-    """Return an array of another form, or one whose bytes and header do not hold."""
+    """An array of another form, or one whose bytes and header do not hold."""
     values = np.zeros(3)
     match rng.randrange(6):
         case 0:  # what is no number, or too large for the arithmetic
@@ -85,7 +85,7 @@ def _npy(rng: Random) -> bytes:
 
 
 def _record(record: Any, rng: Random) -> Any:
-    """Return a record with one entry changed, if it can hold what it was changed to."""
+    """A record with one entry changed, if it can hold the change."""
     entries = dict(record)
     key = rng.choice([*entries, "x"])
     match rng.randrange(6):

@@ -1,4 +1,4 @@
-"""A server that is killed at any of its steps, and noise that is watched meanwhile."""
+"""A server that is killed at any of its steps, and noise watched meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Deadly(LocalGrid):
 
 
 class Watched(BandedStream):
-    """Notes every index that noise is drawn for, and can be killed before it or after it."""
+    """Notes every index that noise is drawn for; can be killed before or after it."""
 
     def __init__(self, bands: tuple[int, ...], drawn: list[int], dies: Dies) -> None:
         super().__init__(bands)
@@ -57,7 +57,7 @@ class Watched(BandedStream):
 
 
 def unmixed(moved: np.ndarray, bands: Sequence[int]) -> np.ndarray:
-    """Return sums of rounds before banded noise was mixed: what the price of a unit bounds."""
+    """Sums of rounds before banded noise was mixed: what the price of a unit bounds."""
     return np.array(
         [
             sum(bands[j] / bands[0] * moved[t - j] for j in range(len(bands)) if t >= j)

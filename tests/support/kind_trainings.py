@@ -1,4 +1,4 @@
-"""A small training of each kind of plan, from the plan to its statement."""
+"""A small training of each kind of plan, from plan to statement."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RecordNodes(SecureNodes):
 
 
 def answer_of(plan: Plan, folder: Path) -> Answer:
-    """Return the nodes of a plan: plain Flower clients wherever they will do."""
+    """A plan's nodes: plain Flower clients wherever they will do."""
     update = np.full(_SIZE, 0.1)
     if isinstance(plan, CentralPlan):
         return answer_with_update([{"w": update}] * NODES)
@@ -97,14 +97,14 @@ def answer_of(plan: Plan, folder: Path) -> Answer:
 
 
 def model_of(plan: Plan) -> ArrayRecord:
-    """Return the model that is trained: a layer where records are, else six numbers."""
+    """The model that is trained: a layer where records are, else six numbers."""
     if isinstance(plan, DistributedRecordsPlan):
         return ArrayRecord({"weight": Array(np.zeros((2, 2))), "bias": Array(np.zeros(2))})
     return ArrayRecord({"w": Array(np.zeros(_SIZE))})
 
 
 def stated(draft: Plan, folder: Path) -> str:
-    """Calibrate a plan, train all of its rounds, and return the statement."""
+    """Calibrate a plan, train all its rounds, and return the statement."""
     plan = draft.calibrated()
     strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:

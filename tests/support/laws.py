@@ -58,7 +58,7 @@ def same_law_p(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def normal_p(sample: np.ndarray) -> float:
-    """Return a p-value of standard normal draws: of their variance, or of their whole law."""
+    """P-value of standard normal draws: of their variance, or of their whole law."""
     statistic = float((sample**2).sum())
     law = stats.chi2(sample.size)
     variance = 2 * min(law.sf(statistic), law.cdf(statistic))

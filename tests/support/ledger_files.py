@@ -15,14 +15,14 @@ from pathlib import Path
 
 @contextmanager
 def fresh_path() -> Iterator[Path]:
-    """A file for one example; in memory where that is possible, as thousands of syncs are slow."""
+    """A file for one example; in memory where possible, as thousands of syncs are slow."""
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as name:
         yield Path(name) / "ledger.db"
 
 
 def start_python(script: str) -> subprocess.Popen[str]:
-    """Start a Python of its own with pipes to talk to it."""
+    """Start a separate Python with pipes to talk to it."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         stdin=subprocess.PIPE,

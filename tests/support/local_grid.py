@@ -38,8 +38,8 @@ class EitherName(Grid):
 class LocalGrid(EitherName):
     """Nodes 100, 101, ...; `answer(message, partition)` replies, or returns None and never does.
 
-    Identity queries lie in `introductions`, all other messages in `sent`. Unless `introduces`, they
-    are answered as a plain Flower client does, which knows no such question.
+    Identity queries lie in `introductions`, all other messages in `sent`. Unless `introduces`,
+    queries are answered as by a plain Flower client, which does not know them.
     """
 
     def __init__(self, answer: Answer, num_nodes: int, *, introduces: bool = False) -> None:
@@ -99,7 +99,7 @@ def _as_a_plain_client(message: Message, partition: int) -> Message:
 
 
 def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
-    """Answer with a ClientApp, one context a node; what it raises becomes an error reply."""
+    """Answer with a ClientApp, one context a node; its exceptions become error replies."""
     contexts = {
         i: Context(
             1, FIRST_NODE + i, {"partition-id": i, "num-partitions": num_nodes}, RecordDict(), {}
@@ -132,7 +132,7 @@ def reply(message: Message, arrays: dict[str, Any], **metrics: Any) -> Message:
 
 
 def arrays_of(message: Message) -> dict[str, Any]:
-    """Return the arrays of a message by name."""
+    """The arrays of a message by name."""
     (record,) = message.content.array_records.values()
     return {name: array.numpy() for name, array in record.items()}
 

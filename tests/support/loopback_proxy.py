@@ -14,7 +14,7 @@ _CHUNK = 16_384
 
 
 class LoopbackProxy:
-    """Passes connections on from a port of its own, for as long as the `with` block lasts.
+    """Passes connections on from its own port, for the time of the `with` block.
 
     Attributes:
         port: Where to connect.

@@ -1,6 +1,6 @@
 """Nodes that lie in secure sums, and otherwise run our own app with its keys and ledger.
 
-A lie is in force while its node answers a message, and changes what the node's own code makes.
+A lie holds while its node answers a message, and changes what the node's own code makes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def random_shares() -> AbstractContextManager[Any]:
 
 
 def wrong_shares_for(*members: int) -> Lie:
-    """As a client: wrong shares for some members, by their position, so that they look guilty."""
+    """As a client: wrong shares for some members, by position, so that they look guilty."""
 
     def framed(secret: bytes, threshold: int, count: int) -> list[bytes]:
         shares = split(secret, threshold, count)
@@ -45,7 +45,7 @@ def wrong_shares_for(*members: int) -> Lie:
 
 
 def wrong_commitments() -> AbstractContextManager[Any]:
-    """As a client: commitments to other seeds than those it shares."""
+    """As a client: commitments to other seeds than the shared ones."""
     return patch.object(client, "commitment", lambda *_: secrets.token_bytes(16))
 
 

@@ -132,9 +132,9 @@ class MaskedNodes:
     Attributes:
         updates: In grid steps, one row a node.
         silent: Nodes that never send, by round.
-        closed: Nodes that send and never open.
-        rubbish: Nodes that send something else.
-        asked: Every question that was answered or not: round, node and kind.
+        closed: Nodes that send and never open, by round.
+        rubbish: Nodes that send something else, by round.
+        asked: Every question, answered or not: round, node and kind.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class MaskedNodes:
         return reply(message, {"words": self.masks[number, node]})
 
     def mean(self, number: int, denominator: float) -> NDArray[np.float64]:
-        """What a round has to release: the exact mean of those who sent and opened."""
+        """What a round must release: the exact mean of those who sent and opened."""
         gone = set().union(*(nodes.get(number, ()) for nodes in (self.silent, self.closed)))
         gone |= self.rubbish.get(number, set())
         present = [node for node in range(len(self.updates)) if node not in gone]

@@ -48,7 +48,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def changed(self, text: str) -> str:
-        """Return the file's text with the changed line.
+        """The file's text with the changed line.
 
         Raises:
             ValueError: The old line does not stand exactly once in the file.
@@ -66,7 +66,7 @@ class Mutant:
 
 
 def read_mutants(path: Path) -> list[Mutant]:
-    """Return the mutants of one list."""
+    """The mutants of one list."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     return [
         Mutant(
@@ -81,12 +81,12 @@ def read_mutants(path: Path) -> list[Mutant]:
 
 
 def all_mutants() -> list[Mutant]:
-    """Return the mutants of every list."""
+    """The mutants of every list."""
     return [mutant for path in sorted(LISTS.glob("*.yaml")) for mutant in read_mutants(path)]
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy the repository's files, less what git ignores, into an empty folder."""
+    """Copy the repository's files, without what git ignores, into an empty folder."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in listed.stdout.rstrip("\0").split("\0"):
@@ -96,11 +96,11 @@ def copy_tree(folder: Path) -> None:
 
 
 def is_noticed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
-    """Run a mutant's tests in a copy of the repository that has the changed line.
+    """Run a mutant's tests in a copy of the repository with the changed line.
 
     Args:
         mutant: The changed line and its tests.
-        tree: The copy, as `copy_tree` wrote it. It is unchanged afterwards.
+        tree: The copy, as `copy_tree` wrote it, unchanged afterwards.
 
     Returns:
         Whether a test failed, and what pytest wrote.

@@ -9,7 +9,7 @@ from scipy import stats
 
 
 def covariance(coefficients: Sequence[int], indices: Sequence[int]) -> np.ndarray:
-    """Covariance of the noises of these releases, in variances of the fresh noise.
+    """Covariance of these releases' noises, in variances of the fresh noise.
 
     C^-1 C^-T, C being lower triangular with the coefficients below the diagonal, as far as the
     indices follow on each other: a gap is a cut.
@@ -27,8 +27,8 @@ def covariance(coefficients: Sequence[int], indices: Sequence[int]) -> np.ndarra
 def covariance_p(noise: np.ndarray, designed: np.ndarray) -> float:
     """P-value of releases' noise, shape `(releases, coordinates)`, under a designed covariance.
 
-    Whitened by the design's Cholesky factor, the sums of squares and of products of the rows are
-    compared with those of independent standard normals, the worst of them with Bonferroni's factor.
+    Whitened by the design's Cholesky factor, the rows' sums of squares and of products are
+    compared with those of independent standard normals, the worst with Bonferroni's factor.
     """
     releases, count = noise.shape
     white = np.linalg.solve(np.linalg.cholesky(designed), noise)

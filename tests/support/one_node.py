@@ -46,7 +46,7 @@ REQUIRED: dict[str, Any] = {"dp-require-privacy": "distributed", "dp-max-epsilon
 
 
 class Federation:
-    """Four nodes that know each other, and messages to the first of them."""
+    """Four nodes that know each other, and messages to the first."""
 
     def __init__(self, folder: Path, *, pinned: bool = False, **owner: Any) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ class Federation:
         }
 
     def lose_keys(self) -> None:
-        """Take from the first node what it remembers of runs, and let it come back without."""
+        """Delete the first node's memory of runs, and let it come back without."""
         for file in (self.folder / "node-0").glob(f"{STORE_FILE}*"):
             file.unlink()
         keys = text_to_content(json.dumps({"run": RUN, "epoch": self.directory.epoch + 1}))
@@ -140,7 +140,7 @@ class Federation:
         return self.ask("train", with_terms(sent, self.terms(sent, **changed).to_json()))
 
     def question(self, **changed: Any) -> RecordDict:
-        """Return a question to a member: everybody has replied, with labels of zeros."""
+        """A question to a member: everybody has replied, with labels of zeros."""
         places = self.directory.current
         terms = self.terms(self.content(), **{"cross_check": True} | changed)
         return MemberQuestion(
@@ -155,7 +155,7 @@ class Federation:
         return sum(count for _, count in self.events())
 
     def events(self) -> list[tuple[Any, int]]:
-        """Return what the first node's ledger was charged."""
+        """What the first node's ledger was charged."""
         ledger = self.folder / "node-0" / "ledger.db"
         if not ledger.is_file():
             return []
@@ -164,5 +164,5 @@ class Federation:
 
 
 def code(reply: Message) -> str:
-    """Return how a node refused; `answered` if it did not."""
+    """How a node refused; `answered` if it did not."""
     return str(reply.error.reason) if reply.has_error() else "answered"

@@ -1,4 +1,4 @@
-"""Grids of ours for tests: nodes that answer one by one, or each after a time of its own."""
+"""Our own grids for tests: nodes that answer one by one, or each after its own time."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class OneByOne(OwnGrid):
 
 
 class LateAnswers(OwnGrid):
-    """Trainings take a time of their own: replies come in the order in which they are due."""
+    """Trainings take their own time: replies come in the order in which they are due."""
 
     def __init__(self, grid: Grid, delay: Callable[[int], float]) -> None:
-        """Put delays in front of a grid, by the place of a node among all."""
+        """Put delays in front of a grid, by a node's place among all."""
         self.now = 0.0
         self._grid, self._delay = grid, delay
         self._due: list[tuple[float, int, str]] = []
@@ -93,7 +93,7 @@ class LateAnswers(OwnGrid):
 
 
 def unequal_delays(*, spread: float, seed: int) -> Callable[[int], float]:
-    """Return delays of nodes whose speeds are lognormal, and which vary a little each time."""
+    """Delays of nodes with lognormal speeds that vary a little each time."""
     jitter = np.random.default_rng([seed, 1])
 
     def delay(place: int) -> float:

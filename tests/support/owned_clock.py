@@ -1,6 +1,6 @@
-"""A clock that a test owns: it stands still until somebody waits, and then no longer than he says.
+"""A clock that a test owns: it stands still until somebody waits, and then for exactly that long.
 
-It takes the place of `fl_dp.clock`. Processes that are forked go on with a clock of their own.
+It takes the place of `fl_dp.clock`. Forked processes go on with a clock of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def machine_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 def answer_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Let nodes of secure sums, which this process plays one by one, answer when they are ready."""
+    """Let nodes of secure sums, played one by one in this process, answer when ready."""
     pause = clock.sleep
 
     def sleep(seconds: float) -> None:
@@ -40,7 +40,7 @@ class OwnedClock:
     """Stands for the module `fl_dp.clock`.
 
     Attributes:
-        pauses: Seconds of each wait, in their order.
+        pauses: Seconds of each wait, in order.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class OwnedClock:
         return True
 
     def let_this_process_hang(self, times: int = 1) -> None:
-        """Let the time of a thread of this process be over, of as many waits as that."""
+        """Let so many waits for a thread of this process time out."""
         self._waits_in_vain = times
 
     def hang(self) -> None:
@@ -86,5 +86,5 @@ class OwnedClock:
         time.sleep(3600)
 
     def say_that_it_hangs(self) -> None:
-        """Let the time of the process that waits for this one be over."""
+        """Let the wait of the process that waits for this one time out."""
         self._left_waiting.value = os.getppid()

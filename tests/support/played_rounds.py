@@ -67,7 +67,7 @@ class PaperLedger:
 
 
 def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
-    """Return a train reply of a node, to be used in any round."""
+    """A node's train reply, for use in any round."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
     asked.metadata.__dict__["_message_id"] = f"asked-{node}"
@@ -81,7 +81,7 @@ def play(
 
     Args:
         strategy: Over a `PaperLedger`.
-        replies: What each node answers if it is asked; those without one are silent.
+        replies: What each node answers if asked; those without one are silent.
         nodes: How many there are.
         rounds: How often.
         size: Length of the model.

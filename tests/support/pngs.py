@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def png(width: int, height: int, *, said: tuple[int, int] | None = None) -> bytes:
-    """Return a grey image.
+    """A grey image.
 
     Args:
         width: In pixels.
         height: In pixels.
-        said: Width and height that its head tells; None: the true ones.
+        said: Width and height in its head; None: the true ones.
     """
     rows = b"".join(b"\0" + b"\x80" * width for _ in range(height))
     head = struct.pack(">IIBBBBB", *(said or (width, height)), 8, 0, 0, 0, 0)

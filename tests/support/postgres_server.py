@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL server: a folder of its own, a Unix socket only, gone afterwards."""
+"""A throw-away PostgreSQL server: its own folder, a Unix socket only, gone afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_SECONDS = 240.0
 
 
 class PostgresServer:
-    """A running server with a superuser `postgres` whom it trusts without a password."""
+    """A running server that trusts its superuser `postgres` without a password."""
 
     def __init__(self, binaries: Path, user: str | None) -> None:
         """Make the data folder and start; `user` is whom to run as, None for the caller."""
@@ -107,7 +107,7 @@ class PostgresServer:
                 time.sleep(0.05)
 
     def connect(self, database: str) -> Any:
-        """Return a psycopg connection that commits each statement."""
+        """A psycopg connection that commits each statement."""
         import psycopg
 
         return psycopg.connect(
@@ -122,7 +122,7 @@ class PostgresServer:
         return name
 
     def url(self, database: str, *, user: str = "postgres", query: str = "") -> str:
-        """Return a SQLAlchemy URL; `user` may carry a password, which is ignored."""
+        """A SQLAlchemy URL; `user` may carry a password, which is ignored."""
         return f"postgresql+psycopg://{user}@/{database}?host={self.folder}{query}"
 
     def crash(self) -> None:
@@ -138,7 +138,7 @@ class PostgresServer:
             self._process = None
 
     def remove(self) -> None:
-        """Delete the server and all it had, which nobody needs on disk before."""
+        """Delete the server with all its data, which nobody needs on disk before."""
         self.vanish()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -163,7 +163,7 @@ def _user_to_run_as() -> str | None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One server for all tests of a session that ask for it, or the reason why there is none."""
+    """One server for all of a session's tests that ask for it, or skip with the reason."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     binaries = _binaries()
     if binaries is None:

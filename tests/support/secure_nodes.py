@@ -27,7 +27,7 @@ Measured = tuple[float, int, dict[str, Any]]
 
 
 class Adds(NumPyClient):
-    """Answers with the model plus an update of its own; None: its training fails."""
+    """Answers with the model plus its own update; None: its training fails."""
 
     def __init__(self, update: Update | None, measured: Measured | None = None) -> None:
         self.update, self.measured = update, measured
@@ -68,7 +68,8 @@ class SecureNodes:
     ) -> None:
         """Make nodes, each with the units whose updates are given.
 
-        What a unit measures when it evaluates is by node and unit; None: its evaluation fails.
+        `measured` gives what a unit measures when it evaluates, by node and unit; None: its
+        evaluation fails.
         """
         self.updates, self.statistics_fn, self.measured = updates, statistics_fn, measured
         self.loses, self.loses_reply = loses, loses_reply
@@ -130,5 +131,5 @@ class SecureNodes:
 
 
 def refusals(nodes: SecureNodes) -> list[str]:
-    """Return the reasons of all error replies, in their order."""
+    """The reasons of all error replies, in order."""
     return [str(reply.error.reason) for reply in nodes.replies if reply.has_error()]

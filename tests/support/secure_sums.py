@@ -30,14 +30,14 @@ Tale = Callable[[int, frozenset[int]], Collection[int]]
 
 @dataclass
 class Federation:
-    """Nodes in order of their places, and the directory that they hold."""
+    """Nodes in order of their places, and their directory."""
 
     nodes: list[SecureNode]
     directory: Directory
 
     @classmethod
     def of(cls, count: int, *, pinned: bool = False, **settings: Any) -> Federation:
-        """Return nodes that have accepted one directory."""
+        """Nodes that have accepted one directory."""
         identities = sorted((Identity.generate() for _ in range(count)), key=lambda x: x.public)
         names = [f"node-{position}" for position in range(count)]
         roster = None
@@ -57,7 +57,7 @@ class Federation:
         return cls(nodes, directory)
 
     def terms(self, **changes: Any) -> SumTerms:
-        """Return terms of a sum over all nodes, a fifth of whom may be lost."""
+        """Terms of a sum over all nodes; a tenth, and a fifth of the committee, may be lost."""
         n = len(self.nodes)
         committee = self.directory.committee(changes.pop("members", n))
         usual: dict[str, Any] = {
@@ -97,7 +97,7 @@ class Asked:
         return self.opening.release()
 
     def opened(self) -> set[tuple[int, int | None]]:
-        """Return the masks that enough members gave away: (i, None) own, (i, j) a pair's."""
+        """The masks that enough members gave away: (i, None) own, (i, j) a pair's."""
         terms = self.opening.terms
 
         def count(i: int, j: int | None) -> int:
@@ -115,7 +115,7 @@ class Asked:
 
 
 def send(node: SecureNode, terms: SumTerms, values: np.ndarray) -> Any:
-    """Return a client's message."""
+    """A client's message."""
     part = node.begin(terms.to_json(), content=terms.content, purpose=terms.purpose)
     return part.message(np.asarray(values, np.int64))
 
@@ -170,7 +170,7 @@ def _told(
 
 
 def bundles_for(opening: OpenSum, member: int, online: Sequence[int]) -> dict[int, bytes]:
-    """What a server that lies hands to a member with a view of its own."""
+    """What a lying server hands to a member with a view of its own."""
     terms, alive = opening.terms, frozenset(online)
     at = terms.committee.index(member)
     return {

@@ -8,6 +8,6 @@ from fl_dp.commands.jobs import Job
 
 
 def require_sent(jobs: list[Job]) -> None:
-    """Check that what is sent composes to the settings that were decided on."""
+    """Check that what is sent composes to the decided settings."""
     for job in jobs:
         assert digest_of(compose_settings(job.sent)) == digest_of(job.settings), job.sent

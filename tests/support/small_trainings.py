@@ -1,4 +1,4 @@
-"""Trainings of three rounds that a fault strikes, in this process or in one of their own."""
+"""Trainings of three rounds that a fault strikes, in this process or their own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ BUFFERED = calibrated_plan(
 
 
 def grid(*, before_round: tuple[int, Callable[[], object]] | None = None) -> LocalGrid:
-    """Return the clients.
+    """The clients.
 
     Args:
-        before_round: Something that happens when the first client of a round answers.
+        before_round: What happens when the first client of a round answers.
     """
     answer: Answer = answer_with_update([{"w": np.full(8, 0.1)}] * CLIENTS)
     if before_round is None:
@@ -54,7 +54,7 @@ def grid(*, before_round: tuple[int, Callable[[], object]] | None = None) -> Loc
 
 
 def named_grid() -> LocalGrid:
-    """Return clients that tell a lasting name, by which a buffer counts them."""
+    """Clients that tell a lasting name, by which a buffer counts them."""
     app = numpy_client_app(client_fn(lambda _: FixedClient(0.1)))
     return LocalGrid(introducing(answer_with_app(app, CLIENTS)), CLIENTS)
 

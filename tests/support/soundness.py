@@ -19,7 +19,7 @@ class Spent(NamedTuple):
 
 
 def require_sound(place: Place) -> Spent:
-    """Check a training's folder, whatever happened to it, and return what was spent.
+    """Check a training's folder, whatever happened to it; return what was spent.
 
     Reading the ledger verifies its chain.
     """
@@ -47,10 +47,10 @@ class Contribution(NamedTuple):
 
 
 def require_sound_buffers(place: Place) -> list[Contribution]:
-    """Check a training with buffers, whatever happened to it, and return what is in its releases.
+    """Check a training with buffers, whatever happened to it; return what is in its releases.
 
-    Each release was charged before anybody was asked for it, under a number of its own. Each answer
-    is of an ask of the same process, and a unit is in a release once and asked within its cap.
+    Each release was charged under its own number before anybody was asked for it. Each answer is
+    of an ask of the same process. A unit is in a release once, and asked within its cap.
     """
     require_sound(place)
     with PrivacyLedger.read(place.ledger) as ledger:

@@ -1,8 +1,8 @@
 """Imports of the source, read off its syntax: between its own files, and of other packages.
 
-A name that a package passes on counts as an import of the file that the package has it from. That
-`import a.b` also runs `a/__init__.py` does not count: each package that imports its own files would
-be a circle.
+A name that a package passes on counts as an import of the file that the package has it from.
+`import a.b` also runs `a/__init__.py`, which does not count: else each package that imports its
+own files would be a circle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_NAME = {"import_module", "optional_import"}
 
 
 class When(IntEnum):
-    """Moment of an import; where there are several, the earliest counts."""
+    """Moment of an import; of several, the earliest counts."""
 
     WITH_THE_FILE = 0
     IN_A_CALL = 1
@@ -32,7 +32,7 @@ class When(IntEnum):
 
 
 def files() -> dict[str, Path]:
-    """Return the files of the source by the name that they are imported by."""
+    """Files of the source by import name."""
     modules = {}
     for folder, package in PACKAGES.items():
         for file in (ROOT / folder).rglob("*.py"):
@@ -73,7 +73,7 @@ def _by_name(node: ast.AST) -> TypeGuard[ast.Call]:
 
 @cache
 def found_imports() -> dict[str, list[tuple[str, str, When]]]:
-    """Return module, name and moment of each import, by the file that has it."""
+    """Module, name and moment of each import, by the file that has it."""
     modules = files()
     return {module: list(imported(module, modules)) for module in modules}
 
@@ -98,7 +98,7 @@ def imported(module: str, known: Mapping[str, Path]) -> Iterator[tuple[str, str,
 
 @cache
 def arrows() -> dict[tuple[str, str], When]:
-    """Return which file imports which, and when."""
+    """Which file imports which, and when."""
     modules, imports = files(), found_imports()
     passed_on = {
         module: {name: file for file, name, _ in imports[module] if name}
@@ -117,7 +117,7 @@ def arrows() -> dict[tuple[str, str], When]:
 
 @cache
 def others() -> dict[str, dict[str, When]]:
-    """Return the packages of others that each file imports, by their first name, and when."""
+    """Others' packages that each file imports, by their first name, and when."""
     rooms: dict[str, dict[str, When]] = {}
     for module, targets in found_imports().items():
         of_file = rooms.setdefault(module, {})

@@ -1,4 +1,4 @@
-"""Training whose process kills itself at a named stage of a round, and goes on when started anew.
+"""Training whose process kills itself at a named stage of a round, and goes on when restarted.
 
 Nothing here imports the tests: it is copied into the app that a real SuperLink runs.
 """
@@ -48,7 +48,7 @@ class Place:
         self._stage = path / "die-at.json"
 
     def plan(self) -> Plan:
-        """Return the plan that was put here."""
+        """The plan that was put here."""
         return plan_from_dict(json.loads(self._plan.read_text()))
 
     def put_plan(self, plan: Plan) -> None:
@@ -56,7 +56,7 @@ class Place:
         self._plan.write_text(json.dumps(plan.to_dict()))
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return what has left the strategy so far: round and digest of each model."""
+        """What has left the strategy so far: round and digest of each model."""
         if not self._shown.exists():
             return []
         return [json.loads(line) for line in self._shown.read_text().splitlines()]
@@ -126,7 +126,7 @@ class StagedFedBuff(DPFedBuff):
 
 
 def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> None:
-    """Train, or go on from the checkpoint that is there."""
+    """Train, or go on from an existing checkpoint."""
 
     def show(server_round: int, arrays: ArrayRecord) -> None:
         if server_round:

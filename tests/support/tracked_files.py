@@ -1,4 +1,4 @@
-"""Names of everything that real trackers have written, read back from their own files."""
+"""Everything that real trackers have written, read back from their own files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def mlflow_run(folder: Path) -> Written:
 
 
 def wandb_runs(folder: Path) -> list[Written]:
-    """Read what `wandb sync` would send, a start of the run each."""
+    """Read what `wandb sync` would send, one for each start of the run."""
     return [_wandb_run(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
 
 

@@ -64,7 +64,7 @@ def numbers(arrays: ArrayRecord) -> dict[str, Any]:
 
 
 def able(*abilities: Ability) -> Callable[[Answer], Answer]:
-    """Let a function that answers train messages say beforehand what its app can do."""
+    """Let a function that answers train messages also say what its app can do."""
 
     def introduced(answer: Answer) -> Answer:
         def answered(message: Message, node: int) -> Message | None:
@@ -105,7 +105,7 @@ class Training:
     clipping_norms: list[tuple[float, ...] | None]
 
     def moves(self, name: str = "w") -> list[Any]:
-        """Return what each round did to an array."""
+        """What each round did to an array."""
         return [
             after[name] - before[name]
             for before, after in zip(self.models, self.models[1:], strict=False)
@@ -196,7 +196,7 @@ def train(
 
 
 class FixedClient(NumPyClient):
-    """Adds one update to the model's first array and says what it is told to say."""
+    """Adds one update to the model's first array, and says what it was told."""
 
     def __init__(
         self, update: Any, *, num_examples: Any = 10, metrics: dict[str, Any] | None = None

@@ -7,6 +7,6 @@ from collections.abc import Callable
 
 
 def until(happened: Callable[[], object]) -> None:
-    """Wait until something has happened; what never does is ended by pytest's own time limit."""
+    """Wait until something has happened; else pytest's own time limit ends the wait."""
     while not happened():
         time.sleep(0.05)

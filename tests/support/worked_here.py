@@ -1,4 +1,4 @@
-"""Work of secure sums done in the test's own process, for tests that look into it."""
+"""Secure sums' work done in the test's own process, for tests that look into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps of Flower's, written into a folder: two modules, and one project file for all of them."""
+"""Flower apps written into a folder: two modules, and one project file for all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_app(folder: Path, *, client: str, server: str, **values: object) -> Pa
         folder: Where it is to lie.
         client: Text of its module `client`, whose `app` is a `ClientApp`.
         server: Text of its module `server`, whose `app` is a `ServerApp`.
-        values: What stands in both texts in place of a word, as Python writes it.
+        values: What replaces a word in both texts, as Python writes it.
     """
     package = folder / folder.name
     package.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Folders of `fl-dp attack membership`, written as it would but without a training."""
+"""Folders of `fl-dp attack membership`, as it would write them, but without a training."""
 
 from __future__ import annotations
 
@@ -28,15 +28,12 @@ COLUMNS = (
 
 
 def write_attack(path: Path, *, attack: str = "loss threshold", tpr: object = 0.031) -> Path:
-    """Write the folder of an attack.
+    """Write the folder of an attack, and return it.
 
     Args:
         path: The folder.
         attack: Its name.
         tpr: Share of members found at a false-positive rate of 1 %.
-
-    Returns:
-        The folder.
     """
     path.mkdir(parents=True)
     row = ("digits", "logistic", "client", 8, 800, 800, attack, 0.512, 0.01, 0.01)

@@ -1,4 +1,4 @@
-"""Folders of runs, written as a run would write them but without a training."""
+"""Folders of runs, as a run would write them, but without a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_run(
     written: float | None = None,
     **of_statement: Any,
 ) -> Path:
-    """Write the folder of a training, all files at one time.
+    """Write the folder of a training, all files at one time, and return it.
 
     Args:
         path: The folder.
@@ -35,9 +35,6 @@ def write_run(
         epsilon: Of the statement.
         written: When, seconds since 1970; None is now.
         of_statement: Other values of `privacy.json`.
-
-    Returns:
-        The folder.
     """
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(_settings(overrides, rounds))
@@ -75,7 +72,7 @@ def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0)
 
 
 def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
-    """Return what `privacy.json` holds of a training under central noise."""
+    """What `privacy.json` holds of a training under central noise."""
     bounds = {"pld": epsilon, "rdp": 1.2 * epsilon, "naive": 20 * epsilon}
     event = {"event": "poisson-gaussian", "noise_multiplier": 1.3, "sampling_rate": 0.25}
     return {

@@ -1,4 +1,4 @@
-"""Parts of systems that are wrong in a way that no single release shows."""
+"""Parts of systems whose fault no single release shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Draws: TypeAlias = Callable[[IntegerLaw, int, SecureRandom], NDArray[np.int64]]
 
 
 def stream_by(draw: Draws) -> NoiseStream:
-    """Return a stream whose noise is drawn that way."""
+    """A stream whose noise is drawn that way."""
 
     class Stream(WhiteStream):
         def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
@@ -31,7 +31,7 @@ def one_draw_for_both_halves(law: IntegerLaw, size: int, rng: SecureRandom) -> N
 
 
 class ShuffledDeck(Selection):
-    """Deals binomial hands from a shuffled deck, and shuffles again when it is used up."""
+    """Deals binomial hands from a shuffled deck, shuffled again when used up."""
 
     def __init__(self, rate: float) -> None:
         self.sampling: Any = PoissonSampling(sampling_rate=rate)
