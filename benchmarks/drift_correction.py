@@ -41,7 +41,6 @@ class Arm:
     """What a client does in a round.
 
     Attributes:
-        name: For people.
         steps: Local steps, each on all of a client's images.
         proximal: Weight of the squared distance to the round's model.
     """
@@ -93,12 +92,8 @@ def halved(images: NDArray[Any]) -> Tensor:
 def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: int) -> Tensor:
     """The model after all rounds, `(197, 10)`.
 
-    Args:
-        federation: The clients.
-        arm: What they do.
-        norm: L2 bound on an update; infinite for none.
-        noise: Multiplier on the sum; 0 for none.
-        seed: Of coins and noise.
+    `norm` is the L2 bound on an update, infinite for none; `noise` the multiplier on the sum, 0
+    for none. `seed` is that of coins and noise.
     """
     rng = np.random.default_rng(seed)
     model = torch.zeros(PIXELS + 1, 10)

@@ -36,14 +36,11 @@ SHARED_MEMORY = Path("/dev/shm")  # where Ray keeps objects
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """All processes of a run at one moment.
+    """Figures of all a run's processes together at one moment.
 
     Attributes:
         round: Last released.
-        memory_mib: Resident memory of all processes; shared memory counts in each.
-        open_files: Of all processes.
-        threads: Of all processes.
-        processes: Their number.
+        memory_mib: Resident memory; shared memory counts in each process.
         temporary_kib: Size of the run's temporary files, which all go at its end.
     """
 

@@ -94,12 +94,8 @@ class Rows:
 def measure(section: Section, rows: Rows, *, device: str, minutes: float, until: float) -> None:
     """Run a section, which writes its own rows; add a row if it does not end well.
 
-    Args:
-        section: What is measured.
-        rows: Where it is written, beside a log of the section's output.
-        device: `cuda` or `cpu`.
-        minutes: Of all sections.
-        until: When everything ends, by `time.monotonic`.
+    Its output goes to a log beside the rows. `minutes` are those of all sections; everything ends
+    at `until`, by `time.monotonic`.
     """
     left = until - time.monotonic()
     if left < section.needs_s:

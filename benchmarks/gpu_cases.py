@@ -125,8 +125,6 @@ class Bench:
     """Where a section runs, how much it does, and until when.
 
     Attributes:
-        device: Of the models.
-        sizes: How much is done.
         until: No further turn is begun after it, by `time.monotonic`.
         write: Keeps a row.
     """
@@ -334,12 +332,7 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What DP-SGD trains.
-
-    Attributes:
-        make: Makes it.
-        records: Makes so many records, their features.
-    """
+    """What DP-SGD trains; `records` makes the features of so many records."""
 
     make: Callable[[Sizes], nn.Module]
     records: Callable[[Sizes, int], Tensor]
@@ -466,12 +459,7 @@ def plain_steps(model: nn.Module, records: Records, sizes: Sizes) -> None:
 
 
 class Outcomes:
-    """A plugin of pytest that counts the tests' outcomes.
-
-    Attributes:
-        counts: Tests by outcome.
-        failed: Names of the failed ones.
-    """
+    """A plugin of pytest that counts tests by outcome, and names the failed ones."""
 
     def __init__(self) -> None:
         """Start from none."""

@@ -191,12 +191,9 @@ def own_accuracy(
 ) -> float:
     """Share of all held-out rows that their own client's model gets right.
 
-    Args:
-        model: The shared part, or each client's start by itself.
-        clients: Their rows.
-        heads: One a client.
-        fit: What each client fits to its rows before it is measured: `nothing`, `head` or `all`.
-        rate: Step size of that.
+    The model is the shared part, or each client's start by itself; each client has a head. Before
+    it is measured, each client fits `nothing`, its `head` or `all` to its rows, at step size
+    `rate`.
     """
     right = total = 0.0
     for client, own_head in zip(clients, heads, strict=True):

@@ -33,9 +33,8 @@ class Federation:
     """Who sends what.
 
     Attributes:
-        name: In the table.
-        nodes: Of which one may lie.
-        rounds: Sums.
+        nodes: Their number; one may lie.
+        rounds: Number of sums.
         of_records: Whether each record's gradient is clipped, or each node's update.
         rate: The server's learning rate.
         local: A node's steps on its own images, where its update is clipped.
@@ -80,8 +79,8 @@ def trained(
 
     Args:
         federation: Who sends what.
-        plan: Of the noise.
-        seed: Of split and noise.
+        plan: Plan of the noise.
+        seed: Seed of split and noise.
         lie: `no`, `within` (no longer than an honest node's), `last` or `every` round.
         fraction: What the liar sends, of what passes the check in expectation.
     """

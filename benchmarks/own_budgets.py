@@ -49,7 +49,6 @@ class Arm:
     """Who trains, and at which epsilon.
 
     Attributes:
-        name: For people.
         epsilon: Of all that train; None: each group has its own.
         groups: Those that train.
     """
@@ -73,10 +72,9 @@ class Training:
     """Clients' steps and the server's rounds.
 
     Attributes:
-        rounds: Their number.
         steps: Local steps, each on all of a client's rows, at learning rate 1.
         norm: L2 bound on an update.
-        rows: Of a client.
+        rows: Rows of a client.
         chosen_on: Data by which rates are chosen; None: they are `rates`.
         rates: Server learning rate and sampling rate where nothing is chosen.
     """

@@ -21,10 +21,8 @@ CACHE = Path(tempfile.gettempdir()) / "fl-dp-peers"
 def environment(name: str, requirements: Sequence[str], cache: Path = CACHE) -> Path:
     """The interpreter of an environment with these requirements, made if it is missing.
 
-    Args:
-        name: Of its folder.
-        requirements: For pip, each with a version.
-        cache: Where environments are kept from run to run.
+    Requirements are pip's, each with a version. `cache` keeps environments from run to run, each
+    in a folder `name`.
 
     Raises:
         RuntimeError: If pip can't install them; the text has its output.

@@ -41,12 +41,9 @@ BITS_PER_SECOND = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A training whose rounds are timed.
+    """A training whose rounds are timed: model width `hidden`, and all clients in each round.
 
-    Attributes:
-        hidden: Width of the model.
-        clients: In each round, all of them.
-        messages: By which they answer.
+    They answer by so many messages.
     """
 
     hidden: int

@@ -52,12 +52,9 @@ def accept(node: SecureNode, text: str) -> bytes:
 
 
 def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
-    """Seconds and bytes of one run of `count` nodes.
+    """Seconds and bytes of one run of `count` nodes; the sum has `size` coordinates.
 
-    Args:
-        count: Nodes.
-        size: Coordinates of the sum.
-        all_mask: Whether all send their message, and the sum is opened.
+    With `all_mask` all send their message, and the sum is opened.
     """
     identities = [Identity.generate() for _ in range(count)]
     lines = (Member(name=f"node-{at}", identity=e.public) for at, e in enumerate(identities))

@@ -33,14 +33,10 @@ class Case:
 
 
 def compare(cases: Sequence[Case], repeats: int = 9) -> dict[str, dict[str, float]]:
-    """Time each case's two sides alternately and return the medians.
+    """Time each case's two sides alternately, `repeats` times each, and return the medians.
 
     Each side runs once before the clock starts. They take turns in going first: a machine that
     slows down or speeds up does so for both.
-
-    Args:
-        cases: What to time; names must differ.
-        repeats: Timings a side.
 
     Returns:
         `{name: {"ours_s": seconds, "peer_s": seconds, "ratio": ours over peer}}`.
@@ -80,11 +76,7 @@ def main(
 ) -> None:
     """Compare the cases and print a table, or JSON with `--json`.
 
-    Args:
-        title: The table's.
-        cases: As in `compare`.
-        arguments: Of the command line; None takes the process's own.
-        repeats: Timings a side, unless the command line says.
+    None for `arguments` takes the process's own. The command line can say other `repeats`.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print the medians as JSON")

@@ -256,13 +256,7 @@ def spent_plan(num_nodes: int, **changes: Any) -> CentralPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A training of ours.
-
-    Attributes:
-        result: What `start` returned.
-        strategy: The strategy after it.
-        spent: Rounds that the ledger has on disk.
-    """
+    """A training of ours; `spent` is the number of rounds that the ledger has on disk."""
 
     result: Result
     strategy: DPFedAvg

@@ -48,7 +48,6 @@ class ShelvedApp:
     """A bundle and who signed it.
 
     Attributes:
-        file: The bundle.
         app_id: Its name for `flwr run`, as `@publisher/name`.
         version: As `0.1.0`.
         signatures: As Flower's SuperNodes check them.
@@ -78,14 +77,12 @@ class ShelvedApp:
 
 
 def sign(file: Path, key_file: Path) -> ShelvedApp:
-    """Sign a bundle; the signature goes into a file beside it, among those of others.
+    """Sign a bundle of `flwr build` with the signer's secret key.
 
-    Args:
-        file: The bundle, as `flwr build` wrote it.
-        key_file: The signer's secret key.
+    The signature goes into a file beside it, among those of others.
 
     Raises:
-        OSError: If one can't be read.
+        OSError: If bundle or key can't be read.
         ValueError: If the key is of another kind or the file is no bundle.
     """
     key = load_signer(key_file)

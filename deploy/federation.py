@@ -126,12 +126,7 @@ class Federation(Deployment):
     """
 
     def __init__(self, root: Path, mode: Mode) -> None:
-        """Write tables, keys, policies and a signed bundle.
-
-        Args:
-            root: A folder that is empty or not there.
-            mode: What the owners require.
-        """
+        """Write tables, keys, policies and a signed bundle into a new or empty folder."""
         super().__init__(root / "processes", database=True)
         self._root, self._mode = root, mode
         write_tables(root, WARDS)
@@ -176,10 +171,7 @@ class Federation(Deployment):
     def train(self, name: str, *more: str, app: str | None = None) -> RunFolder:
         """Train the signed app on all wards; return the run's folder.
 
-        Args:
-            name: Of the run.
-            more: Further settings.
-            app: Another bundle than the signed one: a folder.
+        `more` are further settings. `app` is another bundle than the signed one: a folder.
 
         Raises:
             RuntimeError: If the run ends otherwise than it should.
@@ -381,12 +373,7 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
 def arrived_lines(
     tables: Sequence[NDArray[np.float64]], arrived: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Say what the server got from each ward, beside what the app there sent.
-
-    Args:
-        tables: Numbers of each ward's table.
-        arrived: What the server wrote down of each reply.
-    """
+    """Say what the server wrote down of each ward's reply, beside the numbers of its table."""
     for answer in arrived:
         if "error" in answer:
             yield f"  an error, {answer['error']}: the gate did not start the app"
@@ -405,11 +392,7 @@ def _shown(records: list[dict[str, Any]]) -> str:
 
 
 def late_lines(logs: Mapping[str, str]) -> Iterator[str]:
-    """Say whose app was late: the gate has answered for it, with noise alone.
-
-    Args:
-        logs: What each ward's SuperNode has said.
-    """
+    """Say whose app was late, by its SuperNode's log: the gate answered with noise alone."""
     for ward, log in logs.items():
         if times := log.count(f"TimeoutError: {LATE}"):
             yield f"  {ward}: {times} answers without the app, which was late on a busy machine"

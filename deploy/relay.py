@@ -32,15 +32,9 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def relay(port: int, socket: str, command: Sequence[str]) -> int:
-    """Run a command, and carry bytes between a port and a socket until it ends.
+    """Run a command, and carry bytes between a loopback port and a socket until it ends.
 
-    Args:
-        port: Port of loopback at which the command finds the other end.
-        socket: Where that is.
-        command: Its words.
-
-    Returns:
-        Its exit status.
+    The command finds the other end at the port. Returns the command's exit status.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -254,11 +254,7 @@ def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> 
 
 
 def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
-    """Check that metrics can be measured.
-
-    Args:
-        names: Names in `METRICS`.
-        num_classes: 1 where labels are numbers.
+    """Check that these metrics can be measured; `num_classes` is 1 where labels are numbers.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
@@ -294,11 +290,11 @@ def public_metrics(
     Args:
         names: Names in `METRICS`.
         labels: True classes, int64 `(n,)`; or numbers, float64, in their own unit.
-        probabilities: Of the classes, float64 `(n, num_classes)`; rows add up to 1. For labels
-            that are numbers the predictions, `(n,)`, in the labels' unit.
+        probabilities: Probabilities of the classes, float64 `(n, num_classes)`; rows add up to 1.
+            For numbers the predictions, `(n,)`, in the labels' unit.
 
     Returns:
-        Each metric by its name. None where it is undefined: without rows, if a prediction is not
+        Each metric by name. None where it is undefined: without rows, if a prediction is not
         finite (the model has diverged), AUC unless every class occurs, and R2 unless two labels
         differ.
     """

@@ -74,12 +74,9 @@ def copy_with(additions: Sequence[Addition], copy: Path, *, without: Sequence[st
 
 
 def run_in(copy: Path, program: str, *support: Path) -> str:
-    """Run a program with a copy's package, and return what it prints.
+    """Run a Python program with a copy's package, and return what it prints.
 
-    Args:
-        copy: The copy.
-        program: Python.
-        *support: Folders of helpers besides that of all tests.
+    `support` are folders of helpers besides that of all tests.
     """
     folders = [copy, ROOT / "tests" / "support", *support]
     done = subprocess.run(

@@ -51,11 +51,9 @@ def expect(locator: Any) -> Any:
 
 
 def serious(page: Any, *, contrast_alone: bool = False) -> list[str]:
-    """What axe-core calls serious or critical in a page that lets it in.
+    """What axe-core calls serious or critical in a page that bypasses its policy.
 
-    Args:
-        page: Of a context that bypasses the page's policy.
-        contrast_alone: Whether to look at colours alone, all that the dark changes.
+    With `contrast_alone` only colours are looked at: all that the dark changes.
     """
     page.add_script_tag(path=AXE)
     rules = {"runOnly": ["color-contrast"]} if contrast_alone else {}

@@ -70,11 +70,7 @@ class FaultApp:
     def __init__(self, folder: Path, *, nodes: int, rounds: int, plan: Plan | None = None) -> None:
         """Write them.
 
-        Args:
-            folder: Where they lie.
-            nodes: Their number.
-            rounds: Number trained.
-            plan: Of the training; None: of one round more than is trained, with everybody in each.
+        Without a plan, it has one round more than is trained, with everybody in each.
         """
         self.path, self.place = folder / "faulty", Place(folder / "place")
         self.place.path.mkdir(parents=True)

@@ -24,13 +24,11 @@ from fl_dp.plan.fields import plan_of
 
 
 def calibrated_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
-    """A plan with the noise that its budget asks for.
+    """A plan with the noise that its budget, of the whole training, asks for.
 
-    Args:
-        budget: Of the whole training.
-        **flat: Fields of the resulting kind: `secure_sum` and `nodes` are of noise in shares,
-            `client_scheme` of noise at clients, and so on. `sampling_rate` is short for Poisson
-            sampling, `participation_cap` for the law's, and `clipping_norm` for a fixed norm.
+    The keywords are fields of the resulting kind: `secure_sum` and `nodes` are of noise in shares,
+    `client_scheme` of noise at clients, and so on. `sampling_rate` is short for Poisson sampling,
+    `participation_cap` for the law's, and `clipping_norm` for a fixed norm.
     """
     return flat_plan(budget, **flat).calibrated()
 

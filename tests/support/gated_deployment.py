@@ -15,11 +15,9 @@ class GatedDeployment(Deployment):
     """A SuperLink and SuperNodes behind gates, which start apps as their own user."""
 
     def __init__(self, folder: Path, **keys: Any) -> None:
-        """Remember the gates' keys.
+        """Remember the keys of each site's policy, as Python names them.
 
-        Args:
-            folder: For logs, policies and ledgers.
-            keys: Of each site's policy, as Python names them.
+        The folder is for logs, policies and ledgers.
         """
         super().__init__(folder)
         self._keys = {f"dp-{name.replace('_', '-')}": value for name, value in keys.items()}

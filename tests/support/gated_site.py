@@ -80,10 +80,10 @@ class Server:
         waiting: Messages for the node, as they travel.
         arrived: What the node sent.
         confirmed: Ids of messages that the node has confirmed.
-        lies: Bytes that are served in place of an object.
+        lies: Bytes served in place of an object.
         overrides: Configuration of the run, besides its bundle's.
         fab_id: The app's name, as the server says it.
-        fab_version: The app's version, as the server says it.
+        fab_version: Its version, as the server says it.
     """
 
     fab: bytes = field(default_factory=bundle)

@@ -98,9 +98,7 @@ def copy_tree(folder: Path) -> None:
 def is_noticed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
     """Run a mutant's tests in a copy of the repository with the changed line.
 
-    Args:
-        mutant: The changed line and its tests.
-        tree: The copy, as `copy_tree` wrote it, unchanged afterwards.
+    The copy is as `copy_tree` wrote it, and unchanged afterwards.
 
     Returns:
         Whether a test failed, and what pytest wrote.

@@ -79,12 +79,8 @@ def play(
 ) -> NDArray[np.float64]:
     """Play round 1 again and again from `w` of zeros.
 
-    Args:
-        strategy: Over a `PaperLedger`.
-        replies: What each node answers if asked; those without one are silent.
-        nodes: How many there are.
-        rounds: How often.
-        size: Length of the model.
+    The strategy is over a `PaperLedger`. Nodes without a reply are silent. `size` is the length of
+    the model.
 
     Returns:
         The released models, shape `(rounds, size)`.

@@ -8,13 +8,7 @@ from pathlib import Path
 
 
 def png(width: int, height: int, *, said: tuple[int, int] | None = None) -> bytes:
-    """A grey image.
-
-    Args:
-        width: In pixels.
-        height: In pixels.
-        said: Width and height in its head; None: the true ones.
-    """
+    """A grey image, sizes in pixels; its head tells `said`, width and height, or the true ones."""
     rows = b"".join(b"\0" + b"\x80" * width for _ in range(height))
     head = struct.pack(">IIBBBBB", *(said or (width, height)), 8, 0, 0, 0, 0)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))

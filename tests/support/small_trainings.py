@@ -33,11 +33,7 @@ BUFFERED = calibrated_plan(
 
 
 def grid(*, before_round: tuple[int, Callable[[], object]] | None = None) -> LocalGrid:
-    """The clients.
-
-    Args:
-        before_round: What happens when the first client of a round answers.
-    """
+    """The clients; `before_round` happens when the first client of a round answers."""
     answer: Answer = answer_with_update([{"w": np.full(8, 0.1)}] * CLIENTS)
     if before_round is None:
         return LocalGrid(answer, CLIENTS)

@@ -134,19 +134,9 @@ def train(
 ) -> Training:
     """Train on a local grid, the plan's rounds on the plan's clients unless said otherwise.
 
-    Args:
-        folder: Where the ledger is to lie; None without a plan.
-        plan: None trains without privacy.
-        answer: What nodes answer.
-        model: The first one.
-        nodes: How many nodes there are.
-        rounds: How many are trained.
-        timeout: Of a round.
-        rng: Of the strategy and the ledger.
-        inner: The server optimizer.
-        units_per_node: Of the plan.
-        coins_at_nodes: Of the plan.
-        **options: Of the strategy.
+    The folder is for the ledger; None without a plan. Without a plan, training is without privacy.
+    `rng` goes to strategy and ledger, `units_per_node` and `coins_at_nodes` to the plan, other
+    options to the strategy. `inner` is the server optimizer.
     """
     if plan is not None and (units_per_node > 1 or coins_at_nodes):
         assert isinstance(plan, CentralPlan | CorrelatedPlan)

@@ -30,10 +30,7 @@ COLUMNS = (
 def write_attack(path: Path, *, attack: str = "loss threshold", tpr: object = 0.031) -> Path:
     """Write the folder of an attack, and return it.
 
-    Args:
-        path: The folder.
-        attack: Its name.
-        tpr: Share of members found at a false-positive rate of 1 %.
+    `tpr` is the share of members found at a false-positive rate of 1 %.
     """
     path.mkdir(parents=True)
     row = ("digits", "logistic", "client", 8, 800, 800, attack, 0.512, 0.01, 0.01)

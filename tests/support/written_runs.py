@@ -28,11 +28,11 @@ def write_run(
 
     Args:
         path: The folder.
-        overrides: Of its settings, each `key=value`; unchecked.
-        rounds: Planned.
-        done: Released; None: all.
+        overrides: Overrides of its settings, each `key=value`; unchecked.
+        rounds: Planned rounds.
+        done: Released rounds; None: all.
         stated: Whether it wrote its statement.
-        epsilon: Of the statement.
+        epsilon: Epsilon of the statement.
         written: When, seconds since 1970; None is now.
         of_statement: Other values of `privacy.json`.
     """

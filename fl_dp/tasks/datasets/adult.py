@@ -60,10 +60,9 @@ _INCOMES = ("<=50K", ">50K")
 
 
 def load_adult(data_dir: str | None = None) -> Dataset:
-    """Load Adult with its published split.
+    """Load Adult with its published split: float32 rows `(n, 92)`.
 
-    Returns:
-        Float32 rows `(n, 92)`; label 1 is an income above 50,000 dollars.
+    Label 1 is an income above 50,000 dollars.
     """
     files = sources.published_files("adult", sources.require_folder("adult", data_dir))
     (train_x, train_y), (test_x, test_y) = (
@@ -81,7 +80,7 @@ def load_adult(data_dir: str | None = None) -> Dataset:
 
 
 def parse_adult(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Encode one of the two files: rows of comma-separated cells, one per line.
+    """Encode one of the two files: comma-separated cells, one row per line.
 
     Empty lines and the test file's first, which starts with `|`, are skipped. Labels may end with
     a full stop.

@@ -1,4 +1,4 @@
-"""The user's cache: one folder of fetched files per data set, and arrays that processes share.
+"""The user's cache: a folder of fetched files per data set, and arrays that processes share.
 
 An array is unpacked once into a `.npy` file of bytes and memory-mapped: a simulation's processes
 share one copy.
@@ -31,7 +31,7 @@ def cached_array(
     Args:
         key: Name of the cached file, with a digest of the content.
         make: Reads, verifies and unpacks the array.
-        verify: Files that must be verified once themselves; () trusts the cache.
+        verify: Files to verify once themselves; () trusts the cache.
 
     Returns:
         Read-only, memory-mapped where the cache allows it.

@@ -34,8 +34,8 @@ def load_cifar10(data_dir: str | None = None) -> Dataset:
     """Load CIFAR-10 with its published split.
 
     Returns:
-        uint8 images `(50000, 3, 32, 32)` and `(10000, 3, 32, 32)`, memory-mapped if the cache
-        folder can be written. `Dataset.features` standardises them by channel.
+        uint8 images `(n, 3, 32, 32)`, memory-mapped if the cache folder can be written.
+        `Dataset.features` standardises them by channel.
     """
     folder = sources.require_folder("cifar10", data_dir)
     trust_cache = data_dir is None
@@ -69,7 +69,7 @@ def _images(folder: Path, files: tuple[str, ...], *, trust_cache: bool) -> NDArr
 
 
 def decode_rows(raw: bytes) -> NDArray[np.uint8]:
-    """Decode an RGB picture in PNG, 1,024 pixels wide, that has one image per row.
+    """Decode a PNG picture, RGB and 1,024 pixels wide, with one image per row.
 
     Returns:
         uint8 images `(n, 3, 32, 32)`, channels first.

@@ -1,7 +1,7 @@
 """Rows of a table as numbers, by a fixed public description.
 
 Lists of categories and scaling constants are fixed, so one client's inputs do not depend on
-another client's rows.
+another's rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def width(columns: Columns) -> int:
 
 
 def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.float32]:
-    """Encode the rows of a table; columns that are not described are ignored.
+    """Encode a table's rows; columns that are not described are ignored.
 
     Returns:
         Float32 `(n, width(columns))`, in the order of the description.
@@ -66,7 +66,7 @@ def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.fl
 
 
 def codes(name: str, cells: Sequence[str], categories: Sequence[str]) -> NDArray[np.int64]:
-    """The index of each cell in a list of categories, int64 `(n,)`.
+    """Each cell's index in a list of categories, int64 `(n,)`.
 
     Raises:
         ValueError: If a cell is not in the list.

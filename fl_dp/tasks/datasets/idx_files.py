@@ -67,7 +67,7 @@ def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: flo
         written. `Dataset.features` standardises them.
 
     Raises:
-        FileNotFoundError: If the folder or one of its files is missing, or no source can be read.
+        FileNotFoundError: If the folder or a file is missing, or no source can be read.
         ValueError: If a file is damaged or not the published one.
     """
     folder = sources.folder_of(name, data_dir)

@@ -1,4 +1,4 @@
-"""Parts and classes, which a user's own tables and image folders share."""
+"""Parts and classes, shared by a user's own tables and image folders."""
 
 from __future__ import annotations
 
@@ -58,15 +58,11 @@ def own_folder(task: str, data_dir: str | None) -> Path:
 
 
 def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str, ...]:
-    """The parts that have files of their own.
-
-    Args:
-        data_format: Names the parts, and a test fraction if that is cut off the training part.
-        paths: Each part's file or folder.
+    """The parts that have files of their own; `paths` has each part's file or folder.
 
     Raises:
         FileNotFoundError: If a part is missing.
-        ValueError: If there is both a test part and a fraction to cut off.
+        ValueError: If there is a test part, and also a fraction to cut off the training part.
     """
     fraction = data_format.test_fraction
     cuts = fraction is not None and data_format.is_shared
@@ -103,18 +99,11 @@ def dataset_of_parts(
 ) -> Dataset:
     """Put together the parts that were read; a missing part is empty.
 
-    But a missing test part of shared data is cut off the training part.
-
-    Args:
-        name: Name of the data set.
-        x: Records of each part.
-        y: Labels of each part.
-        num_classes: Number of classes.
-        clients: Each training row's natural client and their names, if any.
-        data_format: Says whether a test part is cut off.
+    But a missing test part of shared data is cut off the training part. `clients` has each
+    training row's natural client, and their names.
 
     Raises:
-        ValueError: If that leaves no row for training or none for testing.
+        ValueError: If no row is left for training or none for testing.
     """
     read = next(iter(x))
     empty_x, empty_y = x[read][:0], y[read][:0]
@@ -201,7 +190,7 @@ def class_numbers(
 
 
 def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
-    """The number of each class, by its `plain_label`.
+    """Each class's number, by its `plain_label`.
 
     Raises:
         ValueError: If two classes have the same plain label.
@@ -235,7 +224,7 @@ def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
 
     Raises:
         ValueError: If names differ only in capitals, blanks, zeros before a number, or forms of
-            letters. The text has `source`, their file or folder, and names nobody.
+            letters. The text names `source`, their file or folder, and nobody.
     """
     alike = Counter(map(_folded, names))
     doubtful = sum(number for number in alike.values() if number > 1)
@@ -264,7 +253,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def require_scale_of(data_format: DataFormat, size: int, noun: str) -> None:
-    """Check that there is one mean and one deviation for each column or channel.
+    """Check that each column or channel has one mean and one deviation.
 
     Raises:
         ValueError: If there is another number of them.

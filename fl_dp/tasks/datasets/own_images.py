@@ -3,8 +3,8 @@
     data_dir/train/cat/1.png             or, with natural clients:  data_dir/train/CLIENT/cat/1.png
     data_dir/test/cat/2.png
 
-All images have one size. You choose how to resize, the colour behind transparent pixels, and the
-mapping of 65,536 greys to 256: this module can't.
+All images have one size. The user chooses how to resize, the colour behind transparent pixels, and
+the mapping of 65,536 greys to 256.
 """
 
 from __future__ import annotations

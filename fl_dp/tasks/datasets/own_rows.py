@@ -1,8 +1,8 @@
 """Rows of a table, each read separately: one row's content decides nothing for another.
 
 In a reader of whole files one row decides for all: an open quote swallows later lines, one word
-turns numbers into text, an unknown label refuses the file. Here a CSV file's line is a row, and
-nothing is an error: a cell without a number is NaN, an unreadable label None.
+turns numbers into text, an unknown label refuses the file. Here a CSV line is a row, and nothing
+is an error: a cell without a number is NaN, an unreadable label None.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Header(NamedTuple):
     """Names of a CSV file's columns.
 
     Attributes:
-        names: Names without blanks around them.
+        names: Without blanks around them.
         num_lines: Number of lines before the first row.
     """
 

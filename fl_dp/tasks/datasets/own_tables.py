@@ -196,7 +196,7 @@ def _load(
 def _labels(
     parts: dict[str, _Part], paths: dict[str, Path], data_format: DataFormat
 ) -> tuple[int, dict[str, NDArray[Any]]]:
-    """The number of classes, 1 for numbers, and each part's labels."""
+    """Number of classes, 1 for numbers, and each part's labels."""
     coded = {split: part.labels for split, part in parts.items() if isinstance(part.labels, _Coded)}
     labels: dict[str, NDArray[Any]] = {}
     if not coded:
@@ -354,7 +354,7 @@ def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[n
 
 
 def require_types(data_format: DataFormat) -> None:
-    """Check that there is one known type for each column, if there are types.
+    """Check that each column has one known type, if there are types.
 
     Raises:
         ValueError: If there is not.

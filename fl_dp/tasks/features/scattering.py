@@ -34,10 +34,7 @@ class Scattering(nn.Module):
     """Scattering transform of images of one shape, image by image."""
 
     def __init__(self, input_shape: tuple[int, ...]) -> None:
-        """Make the filters.
-
-        Args:
-            input_shape: `(channels, height, width)`, sides of at least 8.
+        """Make the filters for images `(channels, height, width)`, sides of at least 8.
 
         Raises:
             ValueError: If the shape is another.

@@ -23,7 +23,7 @@ _EMBEDDING = 8
 
 
 class Recurrent(nn.Module):
-    """One recurrent layer over tokens `(n, length)`, int64, that scores the next one: GRU or LSTM.
+    """A recurrent layer, GRU or LSTM, over tokens `(n, length)`, int64, that scores the next one.
 
     torch's own layers run all steps in one kernel, without per-record gradients; Opacus' cells go
     step by step. Opacus' layers are not used: inside another module their state has every weight
@@ -37,7 +37,7 @@ class Recurrent(nn.Module):
     def __init__(self, cell: str, vocabulary_size: int, num_classes: int, hidden: int) -> None:
         """Make the layers with weights from torch's global generator.
 
-        Tokens are below the size of the vocabulary.
+        Tokens are below `vocabulary_size`.
 
         Raises:
             ModuleNotFoundError: If Opacus is not installed.
@@ -99,8 +99,8 @@ def build_model(
         `(n, num_classes)`. In that mode "transformer" has one column more.
 
     Raises:
-        ValueError: If the name is unknown, a number is out of its range, or the model does not
-            take such records: "cnn" and "resnet18" need sides of at least 8.
+        ValueError: If the name is unknown, a number is out of range, or the model does not take
+            such records: "cnn" and "resnet18" need sides of at least 8.
         ModuleNotFoundError: If "gru" or "lstm" lacks Opacus, or "transformer" transformers.
     """
     require_fit(

@@ -20,20 +20,13 @@ _SHARE = 4  # a quarter of the free memory is for the data, the rest for models 
 
 
 class DeviceData:
-    """The training part of a data set, for one device.
-
-    Attributes:
-        resident: Whether all of it is on the device.
-    """
+    """The training part of a data set, for one device."""
 
     def __init__(self, dataset: Dataset, device: torch.device, *, free_memory: int) -> None:
-        """Move the training part of a set if it fits.
+        """Move the training part of a set to the device if it fits.
 
-        Args:
-            dataset: The set.
-            device: Device that trains models.
-            free_memory: Free bytes of the device; the set may take a quarter. 0 on the CPU, where
-                nothing is moved.
+        It may take a quarter of `free_memory`, the device's free bytes; 0 on the CPU, where
+        nothing is moved.
         """
         self._dataset = dataset
         self._device = device
@@ -51,10 +44,10 @@ class DeviceData:
         return self._resident is not None
 
     def records(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Features and labels of some rows, copied on the device.
+        """Features and labels of rows, int64 `(k,)`, copied on the device.
 
-        Features are float32 `(k, *input_shape)` or int64 tokens, labels int64 `(k,)`; `rows` are
-        int64 `(k,)`.
+        Features are float32 `(k, *input_shape)` or int64 tokens; labels `(k,)` int64, or float32
+        for numbers.
         """
         if self._resident is not None:
             chosen = torch.from_numpy(np.require(rows, np.int64, ["C", "W"])).to(self._device)

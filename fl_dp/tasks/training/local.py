@@ -44,21 +44,21 @@ def train_locally(
     """Train a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
 
     The data move to the model's device. Without rows the model stays as it is. Each epoch visits
-    every row once, in a new order; the last, smaller batch counts like any other.
+    every row once, in a new order; a smaller last batch counts like any other.
 
     Args:
         model: Returns to its mode (train or eval).
         features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`.
-        labels: Int64 `(n,)`, or float32 where they are numbers.
+        labels: Int64 `(n,)`, or float32 for numbers.
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
         batch_size: Rows per step, at least 1.
         seed: Seed of the rows' order; the global random state does not change.
 
     Raises:
-        ValueError: If a number is out of its range, or features and labels differ in length.
-        IndexError: If a label is none of the classes, or a token not in the vocabulary. The model
-            is unchanged, or partly trained if a later batch has the token.
+        ValueError: If a number is out of range, or features and labels differ in length.
+        IndexError: If a label is no class, or a token not in the vocabulary. The model is
+            unchanged, or partly trained if a later batch has the token.
     """
     check_training(learning_rate, epochs, batch_size)
     _check_batches(features, labels, batch_size)
@@ -127,12 +127,12 @@ def evaluate(
         on_logits: Called with each batch's outputs, `(k, num_classes)`, in the rows' order.
 
     Returns:
-        Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. For labels that are
-        numbers, `closeness` in place of accuracy.
+        Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. For numbers
+        `closeness` replaces accuracy.
 
     Raises:
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
-        IndexError: If a label is none of the classes, or a token not in the vocabulary.
+        IndexError: If a label is no class, or a token not in the vocabulary.
     """
     _check_batches(features, labels, batch_size)
     num_rows = len(labels)
@@ -162,7 +162,7 @@ def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
     """1 minus the error of each prediction, `(n,)` in [0, 1].
 
     Errors are shares of the labels' range. A prediction outside it counts as its nearer end; NaN
-    counts as wrong by the whole range.
+    as wrong by the whole range.
 
     Args:
         outputs: Predictions `(n, 1)`.
@@ -177,11 +177,11 @@ def evaluate_with_probabilities(
     features: NDArray[np.float32] | NDArray[np.int64],
     labels: NDArray[Any],
 ) -> tuple[float, float, NDArray[np.float64]]:
-    """Measure a model on at least one row as `evaluate`, and return its predictions.
+    """Measure a model on at least one row as `evaluate`; also return its predictions.
 
     Returns:
-        Loss, accuracy, and the classes' probabilities, float64 `(n, num_classes)`; for labels that
-        are numbers the predictions, `(n,)`.
+        Loss, accuracy, and the classes' probabilities, float64 `(n, num_classes)`; for numbers the
+        predictions, `(n,)`.
     """
     batches: list[Tensor] = []
     loss, accuracy = evaluate(

@@ -5,13 +5,13 @@
     ... ):
     ...     print(indices, vectors.shape)
 
-For a small model PyTorch's overhead per call exceeds the work. Here the parameters of many units
-are one matrix, one row per unit, and `torch.vmap` computes a step of all in one call. Their losses
-are summed: none depends on another unit's parameters, so the sum's gradient is each unit's own.
+For a small model PyTorch's overhead per call exceeds the work. Here many units' parameters are one
+matrix, one row per unit, and one `torch.vmap` call computes a step of all. Losses are summed: none
+depends on another unit's parameters, so the sum's gradient is each unit's own.
 
 Units must not influence each other's updates. Every operation works on each row separately. Units
-are grouped only by their own data's shapes, and data that do not fit are left out before anything
-is computed. Kernels round by the number of rows, so rows are filled up to a power of two: a unit's
+are grouped only by their own data's shapes; data that do not fit are left out before any
+computation. Kernels round by the number of rows, so rows are filled up to a power of two: a unit's
 row is then the same to the bit whatever stands beside it. This is tested on CPUs; a GPU may choose
 its kernels by more.
 """
@@ -90,9 +90,9 @@ def train_together(
 ) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
     """Train each unit from the same model as `train_locally` would, many at a time.
 
-    Some models can't be trained so: with dropout, BatchNorm, shared parameters, other numbers than
-    float32, or operations unknown to `torch.vmap`. Their units are trained one after the other,
-    and the log gives the reason. Neither the model nor the global random state changes.
+    Models with dropout, BatchNorm, shared parameters, other numbers than float32, or operations
+    unknown to `torch.vmap` can't: their units are trained one by one, and the log gives the
+    reason. Neither the model nor the global random state changes.
 
     Args:
         model: All units' first model, with outputs `(n, classes)`, on its own device.
@@ -103,12 +103,12 @@ def train_together(
         chunk_size: Number of units at once, at least 1; None chooses by memory.
 
     Yields:
-        Indices into `units`, and the trained models as float32 (float64 if the model has float64)
-        `(len(indices), d)`: the floating-point entries of `distinct_state`, flat, in its order.
+        Indices into `units`, and the trained models `(len(indices), d)`, float32 (float64 if the
+        model has float64): the floating-point entries of `distinct_state`, flat, in its order.
         Indices come in any order, each at most once; an index whose data do not fit never comes.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of range.
     """
     check_training(learning_rate, epochs, batch_size)
     if chunk_size is not None and chunk_size < 1:
