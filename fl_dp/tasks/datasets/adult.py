@@ -1,7 +1,8 @@
 """Adult (Kohavi 1996): 48,842 rows of the US census of 1994; who earned above 50,000 dollars?
 
-Six columns of numbers and seven of categories (`?` is one). `education` is left out:
-`education-num` says the same. The published split is kept: 32,561 rows to train, 16,281 to test.
+Six columns of numbers and seven of categories, where `?` is a category like any other. `education`
+is left out: `education-num` says the same. The published split is kept: 32,561 rows to train,
+16,281 to test.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def decode_rows(raw: bytes) -> NDArray[np.uint8]:
 
     Raises:
         ImportError: If Pillow is missing.
-        ValueError: If the picture is another.
+        ValueError: If the picture is not RGB or not that wide.
     """
     try:
         from PIL import Image

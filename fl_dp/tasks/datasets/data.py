@@ -65,7 +65,8 @@ def load_dataset(
         data_format: How to read the user's own files; None takes every default.
         validation: Make a fifth of the training part the test part, to choose settings without the
             real one.
-        public: Number of training records that move to `Dataset.public_x`, without labels.
+        public: Number of training records that are public: they move to `Dataset.public_x`,
+            without labels.
         clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
 
     Raises:

@@ -30,7 +30,7 @@ def with_test_part(
     *,
     num_classes: int,
 ) -> Dataset:
-    """Give a set without a published split a fixed, stratified 20 % test part."""
+    """A set with a fixed, stratified 20 % test part, as none is published."""
     train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name=name,
@@ -43,7 +43,7 @@ def with_test_part(
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """Measure a set on a fixed, stratified fifth of its training part.
+    """A set that is measured on a fixed, stratified fifth of its training part.
 
     Nobody trains on that fifth, and the real test part is left out: choices do not depend on
     reported rows.
@@ -75,7 +75,7 @@ def with_validation_part(dataset: Dataset) -> Dataset:
 
 
 def with_public_part(dataset: Dataset, count: int) -> Dataset:
-    """Make `count` training records public, without their labels.
+    """A set in which `count` training records are public, without their labels.
 
     They leave the training part, so no client can have one. The draw is independent of labels and
     clients, and the same in every run.
@@ -95,7 +95,7 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
 
 
 def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
-    """Keep only some natural clients' records; a test part without clients stays whole.
+    """A set with only some natural clients' records; a test part without clients stays whole.
 
     Args:
         dataset: Data set with natural clients.
@@ -148,7 +148,7 @@ def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split rows into those for training and those for testing, shuffled by a seed.
+    """The rows for training and those for testing.
 
     Args:
         labels: `(n,)`, with at least two rows of each label.

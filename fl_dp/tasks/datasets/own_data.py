@@ -224,7 +224,7 @@ def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
 
     Raises:
         ValueError: If names differ only in capitals, blanks, zeros before a number, or forms of
-            letters. The text names `source`, their file or folder, and nobody.
+            letters. The text has `source`, their file or folder, and nobody's name.
     """
     alike = Counter(map(_folded, names))
     doubtful = sum(number for number in alike.values() if number > 1)

@@ -224,7 +224,7 @@ def _require_size(
 
 
 def _of_bytes(image: Any, file: Path) -> Any:
-    """Check that pixels are opaque and have one byte per channel."""
+    """Return an image whose pixels are opaque and have one byte per channel."""
     if image.mode.startswith(("I", "F")):  # I, I;16, I;16B, ..., F: Pillow would cut them off
         raise ValueError(
             f"{file} has more than 8 bits a pixel (mode {image.mode}): choose which values are "

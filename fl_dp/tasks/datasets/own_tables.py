@@ -341,7 +341,7 @@ def _counts(values: NDArray[np.float64]) -> bool:
 def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
     """Which rows have only values of their columns' types (`DataFormat.types`), bool `(n,)`.
 
-    Values `(n, columns)` that are not finite fit only `number`.
+    In `x`, `(n, columns)`, NaN fits only `number`.
     """
     right = np.ones(len(x), dtype=bool)
     for index, kind in enumerate(types or ()):

@@ -53,14 +53,14 @@ def partition(
             row with the client that the data set names.
         seed: At least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
-        shards_per_client: For "shards".
+        shards_per_client: Number of shards per client for "shards".
         records_per_client: Rows of every client for "iid"; upper bound for "natural", drawn from
             its own rows. None deals out all rows. No client has a row twice. "iid" leaves out
             surplus rows; if rows run out, it shuffles and deals them again, so clients share some.
         natural_clients: Each row's client for "natural", int64 `(n,)`.
 
     Returns:
-        Each client's row numbers, sorted int64: together every row once, unless
+        Each client's row numbers, sorted int64: together every row exactly once, unless
         `records_per_client` is given or fewer natural clients are taken. Under "dirichlet" a
         client may be empty, and clients may outnumber rows. Under "natural" clients are in the
         order of their numbers and none is empty; a smaller `num_clients` takes those with most

@@ -1,8 +1,9 @@
 """Shakespeare's plays: predict a role's next character from the eighty before it.
 
-A natural client is a role that speaks enough, as in LEAF (Caldas et al. 2018). Its speeches are
-joined and cut into windows, the first 85 % for training and the rest for testing. Training windows
-overlap, test windows hardly, and no test window has a training character.
+A natural client is a role of a play that speaks enough, as in LEAF (Caldas et al. 2018). Its
+speeches are joined, the first 85 % for training and the rest for testing, and cut into windows.
+Training windows overlap, test windows hardly, and no test window has a character of the training
+part.
 """
 
 from __future__ import annotations

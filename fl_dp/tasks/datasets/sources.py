@@ -32,7 +32,7 @@ class Source:
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
         folder: The members' folder inside the archive.
-        md5: Digest of each plain file that a loader reads.
+        md5: Digest of the plain bytes of each file that a loader reads.
         suffix: Added to a file's name for its member: ".gz" if packed.
         system_folder: Folder of the files in the client's own installation.
         license: The data's license, as the package states it.

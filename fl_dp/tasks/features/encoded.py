@@ -38,7 +38,7 @@ def digest_of_records(dataset: Dataset, *splits: str) -> str:
 def fitted(
     encoder: Encoder, dataset: Dataset, digest: str, *, project: int | None, shrink: int | None
 ) -> Encoder:
-    """Give an encoder the statistics of the data set's public part.
+    """An encoder with the statistics of the data set's public part.
 
     Args:
         encoder: Encoder without statistics.
@@ -70,10 +70,10 @@ def encoded(
     *,
     only_for: str | None = None,
 ) -> Dataset:
-    """Replace a data set's records by their vectors, and drop its public part.
+    """A data set of the records' vectors, without its public part.
 
     Args:
-        dataset: Images or rows; labels, clients and `train_fit` stay.
+        dataset: Images or rows; labels, clients and `train_fit` stay as they are.
         encoder: Makes the encoder, if no vectors are cached.
         digest: Digest of the encoder.
         only_for: Folder of one owner's data: one file is cached for it, and files of its earlier

@@ -74,7 +74,10 @@ class Encoder:
     def fitted(
         self, public: NDArray[Any], *, project: int | None = None, shrink: int | None = None
     ) -> Encoder:
-        """Return the encoder with public records' `PublicStatistics`, and patches from them."""
+        """Return the encoder with the statistics of public records; see `PublicStatistics.fit`.
+
+        Patches are drawn from the same records.
+        """
         body: dict[str, Tensor] = {}
         encoder = self
         if isinstance(self._body, Patches):

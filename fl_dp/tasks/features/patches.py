@@ -94,7 +94,7 @@ class Patches(nn.Module):
             self.register_buffer("weight", torch.zeros(()))
 
     def fitted(self, public: NDArray[Any]) -> Patches:
-        """Draw filters and thresholds from public images; the same images give the same ones.
+        """Return filters and thresholds from public images; the same images give the same ones.
 
         Args:
             public: Numbers `(n, *input_shape)`; images with a number that is not finite are left

@@ -96,12 +96,13 @@ def build_model(
 
     Returns:
         A module in training mode, from float32 `(n, *input_shape)`, or int64 tokens, to logits
-        `(n, num_classes)`. In that mode "transformer" has one column more.
+        `(n, num_classes)`. In that mode "transformer" has one column more if classes are tokens.
 
     Raises:
         ValueError: If the name is unknown, a number is out of range, or the model does not take
             such records: "cnn" and "resnet18" need sides of at least 8.
-        ModuleNotFoundError: If "gru" or "lstm" lacks Opacus, or "transformer" transformers.
+        ModuleNotFoundError: If Opacus is missing for "gru" or "lstm", or transformers for
+            "transformer".
     """
     require_fit(
         name,

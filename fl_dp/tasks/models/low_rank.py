@@ -57,14 +57,14 @@ class LowRankLinear(nn.Module):
 
 
 def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") -> nn.Module:
-    """Freeze a model in place and add low-rank updates to its linear layers.
+    """Freeze a model and add low-rank updates to its linear layers.
 
     Build it at the server and every node from the same model and seed: A is then equal everywhere
     and need not travel. Exchange the trained parameters (`OpacusClient(trainable_only=True)`, or
     `SharedPart.of(names, None, frozen=...)`).
 
     Args:
-        model: A linear layer smaller than the rank gets its smaller side.
+        model: Changed in place; a linear layer smaller than the rank gets its smaller side.
         rank: Rank of the updates, at least 1.
         seed: Seed of A, at least 0. The global random state does not change.
         train: `b`, where A keeps its first values, or `both`.

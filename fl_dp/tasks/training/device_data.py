@@ -44,10 +44,10 @@ class DeviceData:
         return self._resident is not None
 
     def records(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Features and labels of rows, int64 `(k,)`, copied on the device.
+        """Features and labels of some rows, int64 `(k,)`, copied on the device.
 
-        Features are float32 `(k, *input_shape)` or int64 tokens; labels `(k,)` int64, or float32
-        for numbers.
+        Features are float32 `(k, *input_shape)` or int64 tokens. Labels are `(k,)`, int64, or
+        float32 for numbers.
         """
         if self._resident is not None:
             chosen = torch.from_numpy(np.require(rows, np.int64, ["C", "W"])).to(self._device)

@@ -1,6 +1,6 @@
 """Local training by plain SGD, and evaluation.
 
-Without data loader and optimizer object: building them would take longer than training on a
+There is no data loader and no optimizer object: building them would take longer than training on a
 simulated client's few records.
 """
 
