@@ -406,7 +406,7 @@ def dp_sgd(bench: Bench, model: str) -> None:
 
 
 def dp_sgd_step(bench: Bench, name: str, model: Model, way: str, sizes: Sizes) -> Row:
-    """Time one participation by DP-SGD, and as many plain steps.
+    """Time one participation by DP-SGD, and as many plain steps; return a row of one step.
 
     The time includes wrapping the model, as a client wraps it for each participation.
     """

@@ -1,8 +1,8 @@
 """How much memory a round takes, as a multiple of the model, with central or distributed noise.
 
 Server and nodes are one process, in which one node at a time trains: each adds one number to every
-parameter. The peak is what one machine needs for all of them, less imports and set-up (a model of
-no size). Flower's FedAvg, which does nothing for privacy, keeps every reply.
+parameter. The peak is what one machine needs for all of them, less imports and set-up, measured
+with a model of no size. Flower's FedAvg, which does nothing for privacy, keeps every reply.
 
     python benchmarks/large_model.py [--json] [--mib 1024] [--modes central distributed none]
 """

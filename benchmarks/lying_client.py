@@ -82,7 +82,7 @@ def trained(
         plan: Plan of the noise.
         seed: Seed of split and noise.
         lie: `no`, `within` (no longer than an honest node's), `last` or `every` round.
-        fraction: What the liar sends, of what passes the check in expectation.
+        fraction: The liar's norm, over what passes the check in expectation.
     """
     rng = np.random.default_rng(seed)
     digits = load_digits()

@@ -1,8 +1,8 @@
 """How long private noise takes, against generators unfit for privacy and one that is fit.
 
-NumPy's are the yardstick: their floating-point output and predictable state make them unfit here.
-OpenDP's samplers are as careful as ours. If installed, they are timed on a tenth of the
-coordinates, on both sides, with the Python lists they take and return.
+NumPy's are the yardstick of what noise costs; their floating-point output and predictable state
+make them unfit here. OpenDP's samplers are as careful as ours. If installed, they are timed on a
+tenth of the coordinates, on both sides, with the Python lists they take and return.
 
     python benchmarks/noise.py [--json] [--repeats 9]
 """

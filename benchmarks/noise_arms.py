@@ -3,13 +3,10 @@
     python benchmarks/noise_arms.py --tasks digits fashion_mnist --seeds 0 1 2 [--folder FOLDER]
 
 Independent noise under a participation cap, independent noise on Poisson cohorts, spaced and
-cyclic
-noise, each trained by `fl-dp run`, with its ledger. Each arm's server step size is chosen by
-itself,
-with one seed, on a public validation part that nobody trains on; the test part is not looked at
-before. Prints a table, or one document with `--json`. With `--folder FOLDER` a stopped command
-goes
-on.
+cyclic noise, each trained by `fl-dp run`, with its ledger. Each arm's server step size is chosen
+by itself, with one seed, on a public validation part that nobody trains on. The test part is not
+looked at before. Prints a table, or one document with `--json`. With `--folder FOLDER` a stopped
+command goes on.
 """
 
 from __future__ import annotations

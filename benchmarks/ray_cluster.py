@@ -41,9 +41,10 @@ BITS_PER_SECOND = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A training whose rounds are timed: model width `hidden`, and all clients in each round.
+    """A training whose rounds are timed.
 
-    They answer by so many messages.
+    All `clients` take part in each round and answer by `messages` messages. `hidden` is the
+    model's width.
     """
 
     hidden: int

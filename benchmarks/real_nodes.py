@@ -2,7 +2,7 @@
 
 A SuperLink and three SuperNodes each, all on this machine: this compares the messages a round
 waits for and Flower's work for each, not a network. A gate answers at a public instant whatever
-the app took. So it also costs its SuperNode's processor time.
+the app took, so its SuperNode's processor time counts, too.
 
     python benchmarks/real_nodes.py [--only sums] [--rounds 6] [--turns 2] [--json]
 """

@@ -7,7 +7,7 @@
     flwr run @fl-dp/fl-dp==0.1.0 production --stream
 
 A SuperNode with `--trusted-entities` runs only bundles that one of the named keys has signed. It
-checks that itself: neither this shelf nor the SuperLink must be trusted. Flower fetches signed
+checks that itself: neither this shelf nor the SuperLink has to be trusted. Flower fetches signed
 bundles only from Flower Hub, whose address is a variable; this answers there. A bundle's bytes are
 the same whoever builds it from the same files, so reviewers sign what they have built themselves.
 """
@@ -106,8 +106,8 @@ def apps_in(folder: Path) -> Iterator[ShelvedApp]:
 def shelf(folder: Path, port: int) -> ThreadingHTTPServer:
     """A server on loopback that hands out a folder's bundles.
 
-    Nothing there is secret. A bundle that somebody else put there has no signature that a node
-    takes.
+    Nothing there is secret. A bundle that somebody else puts in its place has no signature that a
+    node takes.
     """
     return ThreadingHTTPServer(("127.0.0.1", port), partial(_Shelf, folder))
 

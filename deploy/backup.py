@@ -5,8 +5,8 @@ r"""A copy of a ledger for the day its disk dies, verified before it counts as o
 
 A copy does not know what is spent after it was made. So it must never be charged, and the witness
 sees to that: a node that finds an older copy in its ledger's place answers nothing. Never copy the
-witness, and never put it back. Nor `secagg.db`, beside a ledger: a node that forgot which sums it
-took part in could mask two numbers alike.
+witness, and never put it back. The same holds for `secagg.db` beside a ledger: a node that forgot
+which sums it took part in could mask two numbers alike.
 """
 
 from __future__ import annotations

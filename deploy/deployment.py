@@ -62,7 +62,7 @@ class Deployment:
         return self
 
     def start_link(self) -> None:
-        """Start the SuperLink, also anew, and wait until it answers."""
+        """Start the SuperLink, or restart it, and wait until it answers."""
         database = [] if self._database is None else ["--database", str(self._database)]
         self._link = self._start(
             "superlink",

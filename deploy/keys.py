@@ -54,7 +54,7 @@ def make_server(folder: Path, names: Sequence[str], *, days: int, renew: bool = 
         The authority's certificate, which every node and operator needs.
 
     Raises:
-        FileExistsError: If there is a certificate already, not to be renewed.
+        FileExistsError: If there is a certificate already, and it is not to be renewed.
         ValueError: If the authority has only one of certificate and key, or the days are out of
             range.
     """

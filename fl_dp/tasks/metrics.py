@@ -33,7 +33,6 @@ class Metric:
     """One metric.
 
     Attributes:
-        title: Its name in words.
         function: Takes the true labels, `(n,)`, and all classes' probabilities, `(n, classes)`;
             for labels that are numbers, the predictions, `(n,)`.
         larger_is_better: None for a metric without an order.

@@ -70,7 +70,7 @@ class FaultApp:
     def __init__(self, folder: Path, *, nodes: int, rounds: int, plan: Plan | None = None) -> None:
         """Write them.
 
-        Without a plan, it has one round more than is trained, with everybody in each.
+        Without `plan`, theirs has one round more than is trained, with everybody in each.
         """
         self.path, self.place = folder / "faulty", Place(folder / "place")
         self.place.path.mkdir(parents=True)

@@ -136,7 +136,7 @@ def train(
 
     The folder is for the ledger; None without a plan. Without a plan, training is without privacy.
     `rng` goes to strategy and ledger, `units_per_node` and `coins_at_nodes` to the plan, other
-    options to the strategy. `inner` is the server optimizer.
+    options to the strategy. `inner` is the server optimizer, `timeout` that of a round.
     """
     if plan is not None and (units_per_node > 1 or coins_at_nodes):
         assert isinstance(plan, CentralPlan | CorrelatedPlan)

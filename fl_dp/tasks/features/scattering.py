@@ -133,9 +133,7 @@ def _morlet(padded: list[int], scale: int, angle: int) -> NDArray[np.float64]:
 def _smoothing(side: int, scale: int) -> NDArray[np.float64]:
     """A matrix that smooths one axis, keeps every fourth sample and drops the margin.
 
-    Args:
-        side: Samples of the padded image.
-        scale: 0 for maps of that many samples, 1 for half as many.
+    The padded image has `side` samples; a map has as many at scale 0, half as many at scale 1.
     """
     sigma = 1.6
     shifts = np.arange(side)[:, None] + side * np.arange(-2, 3)

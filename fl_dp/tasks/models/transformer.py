@@ -34,11 +34,8 @@ class Transformer(nn.Module):
     def __init__(self, vocabulary_size: int, length: int, num_classes: int, hidden: int) -> None:
         """Make the layers with weights from torch's global generator.
 
-        Args:
-            vocabulary_size: Tokens are below this.
-            length: Tokens of a record.
-            num_classes: Number of logits.
-            hidden: Width, a multiple of 8.
+        Tokens are below `vocabulary_size`, `length` of them in a record. `hidden` is the width, a
+        multiple of 8.
 
         Raises:
             ModuleNotFoundError: If transformers is not installed.

@@ -88,10 +88,8 @@ def train_locally(
 def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tensor:
     """The cross-entropy of classes in nats, or the squared error of numbers.
 
-    Args:
-        outputs: A model's outputs, `(n, num_classes)`; `(n, 1)` for numbers.
-        labels: `(n,)`, integers for classes.
-        reduction: "none" returns each row's loss, `(n,)`; "mean" their mean.
+    Outputs are `(n, num_classes)`, `(n, 1)` for numbers; labels `(n,)`, integers for classes. The
+    reduction "none" returns each row's loss, `(n,)`; "mean" their mean.
     """
     if labels.is_floating_point():
         return functional.mse_loss(outputs.squeeze(1), labels, reduction=reduction)
@@ -161,12 +159,8 @@ def evaluate(
 def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
     """1 minus the error of each prediction, `(n,)` in [0, 1].
 
-    Errors are shares of the labels' range. A prediction outside it counts as its nearer end; NaN
-    as wrong by the whole range.
-
-    Args:
-        outputs: Predictions `(n, 1)`.
-        labels: `(n,)`, in [-1, 1].
+    Outputs are `(n, 1)`, labels `(n,)` in [-1, 1]; errors are shares of that range. A prediction
+    outside it counts as its nearer end; NaN as wrong by the whole range.
     """
     errors = (outputs.squeeze(1).clamp(-1.0, 1.0) - labels).abs()
     return 1.0 - errors.nan_to_num(nan=2.0) / 2.0
