@@ -167,7 +167,7 @@ def flower_release(size: Size, neighbours: int) -> None:
 
 
 def cases_of(size: Size) -> list[Case]:
-    """Compare a client's message and the server's release, with as many neighbours on both sides."""
+    """Compare a client's message and the server's release, both sides with as many neighbours."""
     n, near = size.cohort, min(size.degree, size.cohort - 1)
     what = f"{size.coordinates} x {_BITS} bits"
     return [

@@ -373,7 +373,7 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
 def arrived_lines(
     tables: Sequence[NDArray[np.float64]], arrived: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Say what the server wrote down of each reply, compared with the numbers of the wards' tables."""
+    """Say what the server wrote down of each reply, compared with the wards' tables."""
     for answer in arrived:
         if "error" in answer:
             yield f"  an error, {answer['error']}: the gate did not start the app"
