@@ -1,4 +1,4 @@
-"""The app's own tasks: data sets, models, and training at a client.
+"""Tasks that come with the app: data sets, models, and training at a client.
 
-They may import torch, scikit-learn and the clients, but not the strategies or the app.
+They may use torch, scikit-learn and the clients, but not the strategies or the app.
 """

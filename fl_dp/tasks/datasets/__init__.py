@@ -1,4 +1,4 @@
-"""Data sets: sources, forms, splits over clients. No torch."""
+"""Data sets: where they come from, their form, their split over clients. No torch."""
 
 from .data import DATASETS, EMBEDDED, OWN_DATA, form_of, load_dataset
 from .dataset import Dataset

@@ -1,4 +1,4 @@
-"""Encoders of records to vectors for training, by public means only."""
+"""Features: encoders of records to vectors for training, by public means only."""
 
 from .checkpoint import encoder_module
 from .encoder import Encoder
