@@ -6,8 +6,8 @@
     ...     return RecordsInBatches(model=model, count=len(labels), gradients=gradients)
     >>> app = numpy_client_app(records=records_fn)
 
-Gradients are clipped and added up here, in float64, so that the bound does not depend on a
-framework's rounding. In PyTorch `NodeRecords` does the same with Opacus.
+Gradients are clipped and added up here, in float64: the bound depends on no framework's rounding.
+In PyTorch `NodeRecords` does the same.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fl_dp.user_code import Contained, own_chance
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsInBatches:
-    """The records of a node, and a function that gives the gradient of each: a `RecordsOfNode`.
+    """A node's records, and a function that gives each one's gradient: a `RecordsOfNode`.
 
     Attributes:
         model: The model as the message brought it.
         count: Number of records; it does not leave the node.
-        gradients: Takes the numbers of `at_once` records, int64, and returns the gradient of each:
-            an array `(at_once, *shape)` for each floating-point array of the model, in its order.
-        at_once: Records per batch, all of one shape for a compiled function. The last batch is
-            filled up with copies of its records, which are not added. More than 1 declares that a
-            record's gradient depends on no other record of its batch, as that of
-            `jax.vmap(jax.grad(loss))`; batch statistics break it.
+        gradients: Maps the numbers of `at_once` records, int64, to their gradients: an array
+            `(at_once, *shape)` for each floating-point array of the model, in its order.
+        at_once: Records per batch, all of one shape for a compiled function. Copies of its records
+            fill up the last batch, and are not added. More than 1 declares that a record's gradient
+            depends on no other record of its batch, as in `jax.vmap(jax.grad(loss))`; batch
+            statistics break it.
     """
 
     model: ArrayRecord
@@ -56,13 +56,13 @@ class RecordsInBatches:
             )
 
     def __len__(self) -> int:
-        """Return the number of records."""
+        """Number of records."""
         return self.count
 
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
-        """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`.
+        """See `RecordsOfNode.clipped_sum`.
 
         A record whose gradient can't be computed, has another shape or is not finite counts as
         zero, alone.
@@ -97,7 +97,7 @@ class RecordsInBatches:
     def _clipped(
         self, rows: Sequence[int], clipping_norm: float
     ) -> tuple[list[NDArray[np.float64]], int]:
-        """Return each array's sum of clipped gradients, flat, and the number of records in it."""
+        """Each array's sum of clipped gradients, flat, and its number of records."""
         batch = np.resize(np.asarray(rows, np.int64), self.at_once)
         gradients = [np.asarray(gradient, np.float64) for gradient in self.gradients(batch)]
         released = VectorLayout.of(self.model).released

@@ -1,9 +1,8 @@
 """Check that the SuperNode runs only apps signed by a publisher that its owner trusts.
 
-Flower's SuperNode runs whatever app the server sends, with the rights of its user, unless it was
-started with `--trusted-entities`. It does not tell an app whether it was, so this file reads the
-command line of the SuperNode. That protects an owner who forgot the option, and nobody from a
-malicious app, which never asks.
+Without `--trusted-entities` a SuperNode runs whatever app the server sends, with its user's rights.
+It tells no app whether it has the option, so this file reads its command line. That protects an
+owner who forgot the option, and nobody from a malicious app, which never asks.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _BEFORE_OPTIONS = 4  # at most: `python -P -m MODULE`
 def apps_are_verified() -> bool | None:
     """Tell whether the SuperNode above this process verifies apps; None: that can't be seen.
 
-    It can be seen on Linux if the SuperNode started this process, as it does by default, and not
-    under `--isolation process`.
+    It can be seen on Linux if the SuperNode started this process: by default, but not under
+    `--isolation process`.
     """
     for process in _ancestors():
         words = _command_line(process)
@@ -64,7 +63,7 @@ def _command_line(process: Path) -> list[str]:
 
 
 def _trusted_entities(words: list[str]) -> str | None:
-    """Return the file that the option names; argparse takes any unambiguous start of its name."""
+    """The file that the option names; argparse takes any unambiguous start of its name."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name.startswith("--t") and ENTITIES_OPTION.startswith(name):
@@ -75,7 +74,7 @@ def _trusted_entities(words: list[str]) -> str | None:
 
 
 def _names_a_key(process: Path, trusted: str) -> bool:
-    """Tell whether the file has a key: Flower ignores the option with an empty one."""
+    """Whether the file has a key: with an empty one Flower ignores the option."""
     with suppress(OSError):
         file = Path(trusted).expanduser()
         return _KEY_TYPE in (process / "cwd" / file).read_text(errors="replace")

@@ -34,26 +34,26 @@ logger = logging.getLogger("flwr.fl_dp.client")
 def client_noise_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Clip and noise the update in a train reply, as the round's instruction says.
 
-    It works in front of any handler that replies with one ArrayRecord, the trained model under the
-    names of the message. In `noised_client_app` and `numpy_client_app` no other mod touches the
-    reply after it but `compression_mod`, and the server is told before the first round that it is
-    there. Messages that are not of kind train, or whose instruction asks for no client noise, pass.
+    It works before any handler that replies with one ArrayRecord, the trained model under the
+    message's names. In `noised_client_app` and `numpy_client_app` only `compression_mod` touches
+    the reply after it, and the server is told before the first round that it is there. Messages not
+    of kind train, or whose instruction asks for no client noise, pass.
 
     Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
     unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
-    the reply, the server included. The noise parameters come from the server. With a ledger of the
-    node's own (`NodePrivacy`) each reply is charged before training. A reply that would exceed the
+    the reply, the server included. The noise parameters come from the server. If the node has a
+    ledger (`NodePrivacy`), each reply is charged before training. A reply that would exceed the
     budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
-    can't be distinguished from any other. The reply names its noise, and the server uses none
-    without that name. Nothing else leaves: integer and boolean arrays go back as they came, metrics
-    are dropped, `num-examples` is 1. A handler that raises, replies with an error or returns
-    anything malformed or not finite sends the same noise around a zero update. That the node
-    replied, and when, is not hidden.
+    can't be distinguished from any other. The reply names its noise; the server uses none without
+    that name. Nothing else leaves: integer and boolean arrays go back as they came, metrics are
+    dropped, `num-examples` is 1. A handler that raises, replies with an error or returns anything
+    malformed or not finite sends the same noise around a zero update. That the node replied, and
+    when, is not hidden.
 
     Raises:
         ValueError: The instruction asks for something that would leave without noise or for noise
-            that is out of range, or the message has not exactly one model. It never depends on the
-            node's data.
+            out of range, or the message has not exactly one model. This never depends on the node's
+            data.
     """
     instruction = instruction_of(message)
     if instruction is None or (noise := _noise_of(instruction)) is None:
@@ -87,15 +87,15 @@ def released_content(
         context: The node's context.
         call_next: The handler.
         charge: Pays for the release before the handler is called. It raises
-            `PrivacyBudgetExhausted` if nothing may be trained any more.
-        release: Returns the private form of an update, float64 of shape `(size,)`. The update may
-            be not finite.
+            `PrivacyBudgetExhausted` if nothing more may be trained.
+        release: Returns an update's private form, float64 of shape `(size,)`. The update may be not
+            finite.
 
     Returns:
         One ArrayRecord under the message's key, and `num-examples` of 1.
 
     Raises:
-        ValueError: The message has not exactly one model. It never depends on the node's data.
+        ValueError: The message has not exactly one model. This never depends on the node's data.
     """
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy, as a handler may train in place, inside the message, and other arrays go back.
@@ -129,9 +129,9 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
         >>> @app.train()
         ... def train(message, context): ...
 
-    Privacy: that of `client_noise_mod`, which is around every train function. The app tells the
-    server so before the first round. Under a training with noise at the clients, an app that can't
-    do this is refused there, and is asked for nothing.
+    Privacy: that of `client_noise_mod`, around every train function. The app tells the server so
+    before the first round. A training with noise at the clients refuses apps that can't do this,
+    and asks them for nothing.
 
     Args:
         mods: Mods around the app's functions, outermost first; they run inside the noise.
@@ -148,10 +148,10 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
 
 
 def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
-    """Return mods of an app with the noise outside them, and compression outside that.
+    """Return an app's mods with the noise outside them, and compression outside that.
 
     Raises:
-        ValueError: One of these is among the mods: noise would be added twice.
+        ValueError: One of the two is among the mods: noise would be added twice.
     """
     outside: list[Mod] = [compression_mod, client_noise_mod]
     for mod in outside:
@@ -161,7 +161,7 @@ def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
 
 
 def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
-    """Return the noise that an instruction asks for."""
+    """The noise that an instruction asks for; None: none."""
     if instruction.client_noise is None:
         return None
     if instruction.sums_units:
@@ -176,10 +176,10 @@ def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
 
 
 def charge_noise(noise: NoiseInstruction, message: Message, context: Context) -> None:
-    """Write a reply with this noise to the node's ledger, if it has one, before any computation.
+    """Write a noised reply to the node's ledger, if it has one, before any computation.
 
     Raises:
-        PrivacyBudgetExhausted: It would exceed what the server or the node's owner allows.
+        PrivacyBudgetExhausted: It would exceed what the server or the owner allows.
         ValueError: The node has a ledger and there is no budget.
     """
     config: dict[str, Any] = {}

@@ -2,9 +2,9 @@
 
 DP-SGD needs a sum that moves by at most the clipping norm when one record is left out. In float32
 it can move further: norms of ten million parameters come out 0.8 % short, and sums in half
-precision lose whole gradients. So a gradient is treated as exact; its norm, its clip factor and the
-sum are float64, rounded so that a norm is never too short. A record whose gradient is not finite
-has none, and one that raises has none, alone.
+precision lose whole gradients. So a gradient is treated as exact; its norm, clip factor and sum are
+float64, rounded so that no norm is too short. A record whose gradient raises or is not finite has
+none, alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gradients(Protocol):
     """A way to compute gradients of records.
 
     Attributes:
-        holds_all: Whether the gradients of all records of a pass are in memory together.
+        holds_all: Whether a pass holds all its records' gradients in memory together.
     """
 
     holds_all: bool
@@ -49,7 +49,7 @@ class Gradients(Protocol):
         Args:
             inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first.
             targets: Targets, records first.
-            clip: Returns clip factors; it has to be called once.
+            clip: Returns clip factors; call it once.
 
         Returns:
             For each trained parameter, float64 of its shape; None: it took no part.
@@ -63,13 +63,11 @@ class ClippedGradients:
     """Adds up the clipped gradients of records, batch after batch.
 
     Privacy: `totals` move by at most `clipping_norm` (L2 over all of them, to a relative 1e-6) when
-    one record is left out, as long as the gradient of each of the others stays the same, as those
-    of `SingleRecords` do. A kernel that rounds differently for batches of other sizes is not
-    covered.
+    one record is left out, as long as each other gradient stays the same, as in `SingleRecords`. A
+    kernel that rounds differently for batches of other sizes is not covered.
 
     Attributes:
-        totals: Sum for each trained parameter, float64 of its shape, on its device; filled by
-            `add`.
+        totals: Sum for each trained parameter, float64 of its shape, on its device.
         records: Number of records in the sums: their gradient is finite, perhaps zero.
         failures: Number of records that raised, since the beginning.
     """
@@ -87,7 +85,7 @@ class ClippedGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on the gradient of one record.
+            clipping_norm: L2 bound on one record's gradient.
             at_once: Most records in one pass; None: all. Halved where memory runs out.
         """
         self.totals = template.zeros()
@@ -99,11 +97,10 @@ class ClippedGradients:
         self._finite = 0
 
     def add(self, inputs: Any, targets: Tensor) -> None:
-        """Add the clipped gradients of a batch; a record that raises adds nothing.
+        """Add a batch's clipped gradients; a record that raises adds nothing.
 
         Args:
-            inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first. On
-                any device.
+            inputs: As in `Gradients.clipped_sums`, on any device.
             targets: Targets, records first.
         """
         count = len(targets)
@@ -132,7 +129,7 @@ class ClippedGradients:
         torch._foreach_zero_(self.totals)
 
     def clip(self, squares: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return each gradient's factor, `(k,)`, and which of `n` are finite; None: all are."""
+        """Return each finite gradient's factor, `(k,)`, and which of `n` these are; None: all."""
         norms = squares.sqrt()
         is_finite = torch.isfinite(norms)
         finite = None
@@ -143,7 +140,7 @@ class ClippedGradients:
         return (self._norm / norms).clamp(max=1.0) * _JUST_BELOW_ONE, finite
 
     def _add(self, inputs: Any, targets: Tensor) -> None:
-        """Add a part of a batch; if it raises, nothing of it was added."""
+        """Add a part of a batch; if that raises, nothing was added."""
         self._finite = 0
         added = self._gradients.clipped_sums(inputs, targets, self.clip)
         for total, part in zip(self.totals, added, strict=True):
@@ -160,7 +157,7 @@ def clipped_sum(samples: Sequence[Tensor | None], clip: Clip) -> list[Tensor | N
     """Return the sum of clipped gradients.
 
     Args:
-        samples: For each parameter the gradient of each record, `(n, *shape)`; None: it has none.
+        samples: Each parameter's gradients of records, `(n, *shape)`; None: it has none.
         clip: See `Gradients.clipped_sums`.
     """
     squares = [squared_norms(sample) for sample in samples if sample is not None]
@@ -174,7 +171,7 @@ def clipped_sum(samples: Sequence[Tensor | None], clip: Clip) -> list[Tensor | N
 
 
 def squared_norms(samples: Tensor) -> Tensor:
-    """Return squared norms, float64 `(n,)`: never too short, and 2^-18 too long at most."""
+    """Squared norms, float64 `(n,)`: never too short, at most 2^-18 too long."""
     flat = samples.reshape(len(samples), -1)
     if flat.dtype != torch.float32:
         norms = [torch.linalg.vector_norm(part, dim=1, dtype=WIDE) for part in _parts(flat)]
@@ -189,7 +186,7 @@ def squared_norms(samples: Tensor) -> Tensor:
 
 
 def weighted(samples: Tensor, factors: Tensor, finite: Tensor | None) -> Tensor:
-    """Return the float64 sum of scaled gradients of the `finite` records; None: of all."""
+    """The float64 sum of the `finite` records' scaled gradients; None: of all."""
     flat = samples.reshape(len(samples), -1)
     if finite is not None:
         flat = flat[finite]
@@ -197,7 +194,7 @@ def weighted(samples: Tensor, factors: Tensor, finite: Tensor | None) -> Tensor:
 
 
 def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Return a tree of mappings and tuples with each of its tensors changed."""
+    """Change each tensor in a tree of mappings and tuples."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -206,12 +203,12 @@ def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def rows_of(inputs: Any, rows: slice) -> Any:
-    """Return some records of a batch's inputs."""
+    """Some records of a batch's inputs."""
     return mapped(lambda tensor: tensor[rows], inputs)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch on a device, without a graph; mappings as dictionaries, lists as tuples."""
+    """Move a batch to a device, without graph; mappings become dictionaries, lists tuples."""
     return mapped(lambda tensor: tensor.detach().to(device, non_blocking=True), batch)
 
 
@@ -225,20 +222,20 @@ def outputs_of(model: Any, inputs: Any) -> Any:
 
 
 def _rows(start: int, stop: int, size: int) -> list[slice]:
-    """Return parts of about equal size, `size` at most, the last first."""
+    """Parts of about equal size, at most `size`, the last first."""
     parts = -(-(stop - start) // size)
     ends = [start + (stop - start) * number // parts for number in range(parts + 1)]
     return [slice(*pair) for pair in zip(ends[-2::-1], ends[:0:-1], strict=True)]
 
 
 def lacks_memory(failure: BaseException) -> bool:
-    """Tell whether a failure means that memory ran out."""
+    """Tell whether memory ran out."""
     if isinstance(failure, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)
 
 
 def _parts(flat: Tensor) -> tuple[Tensor, ...]:
-    """Return columns a few at a time, so that their float64 copies stay small."""
+    """Split columns into few at a time, to keep their float64 copies small."""
     entries = _ENTRIES_IN_CACHE if flat.device.type == "cpu" else _ENTRIES
     return torch.split(flat, max(1, entries // max(1, len(flat))), dim=1)

@@ -1,9 +1,9 @@
 """Coins that several records of one pass would share, or that somebody knows.
 
-Records of a pass draw from torch's generator together, each its own unknown numbers. A number of
-Python's or NumPy's is shared by all of them, and depends on how many records there are. Numbers of
-a generator with a seed of the model's own are known, and depend on a record's index in the pass. In
-both cases, leaving out one record moves the gradients of others.
+Records of a pass draw from torch's generator together, each its own unknown numbers. All share a
+number of Python's or NumPy's, and it depends on how many records there are. A generator that the
+model seeds itself gives known numbers, which depend on a record's index in the pass. In both cases,
+leaving out one record moves others' gradients.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.overrides import TorchFunctionMode
 
 
 class SharedCoins(RuntimeError):
-    """Records of a pass drew numbers that are not each record's own: they have to go one by one."""
+    """Records of a pass drew numbers that are not each one's own: they have to go one by one."""
 
 
 class CoinsOfRecords(TorchFunctionMode):
-    """A pass that raises unless its records have secret coins of their own.
+    """A pass that raises unless its records have their own secret coins.
 
     Python's and NumPy's generators are checked once, at the end; torch's at each call, as a seed
-    may be set back. Draws of a C extension by itself are not seen.
+    may be set back. A C extension's own draws are not seen.
     """
 
     def __init__(self, records: int) -> None:
-        """Prepare a pass of that many records; a single record may draw any numbers."""
+        """Prepare a pass of that many records; a single one may draw any numbers."""
         super().__init__()
         self._several = records > 1
         self._seed, self._state = torch.initial_seed(), torch.get_rng_state()
@@ -63,7 +63,7 @@ class CoinsOfRecords(TorchFunctionMode):
         """End the pass.
 
         Raises:
-            SharedCoins: Several records drew numbers of Python's or NumPy's generators.
+            SharedCoins: Several records drew from Python's or NumPy's generators.
         """
         super().__exit__(kind, failure, traceback)  # type: ignore[no-untyped-call]  # torch
         if torch.initial_seed() != self._seed:  # the next pass needs unknown coins again

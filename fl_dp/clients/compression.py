@@ -14,21 +14,21 @@ from .records import instruction_of, only_record
 
 
 def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Widen the model in a message, and encode the update in the reply as the instruction says.
+    """Widen a message's model, and encode the update in the reply as the instruction says.
 
-    It works in front of any handler that replies with one ArrayRecord, the trained model under the
-    names of the message:
+    It works before any handler that replies with one ArrayRecord, the trained model under the
+    message's names:
 
         >>> app = ClientApp(mods=[compression_mod])
 
-    Put it first, so that an update is encoded after all noise. `numpy_client_app` and
-    `noised_client_app` have it built in. Integer and boolean arrays do not travel back; the other
-    records of a reply do. Messages that ask for no encoding pass.
+    Put it first, to encode an update after all noise. `numpy_client_app` and `noised_client_app`
+    have it built in. Integer and boolean arrays do not travel back; a reply's other records do.
+    Messages that ask for no encoding pass.
 
     Raises:
         ValueError: The model can't be read, the instruction asks to encode a sum in grid steps,
             which has to stay exact, or the update is not finite.
-        RefusedUpdate: The reply has not exactly one ArrayRecord, or one that is not the model's.
+        RefusedUpdate: The reply has not exactly one ArrayRecord, or not the model's.
     """
     for key, model in list(message.content.array_records.items()):
         message.content[key] = widen(model)

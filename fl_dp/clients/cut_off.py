@@ -1,7 +1,7 @@
 """A process of its own for the app's code: it ends at a fixed time, and delays no other answer.
 
-A thread would not do: code that holds the interpreter's lock delays every answer of its process,
-and no thread can be ended.
+A thread would not do: it can't be ended, and code that holds the interpreter's lock delays every
+answer of its process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _PART = 1 << 20  # bytes
 
 
 class Apart:
-    """Work in a process of its own, which is forked now and begins when its result is asked for.
+    """Work in its own process, forked now; it begins when its result is asked for.
 
-    It has this process's present state, and no later one. One array comes back; all other changes
-    stay in its process.
+    It has this process's state at the fork. One array comes back; all other changes stay there.
     """
 
     def __init__(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> None:
@@ -40,7 +39,7 @@ class Apart:
         Args:
             work: Returns float64 of shape `(size,)`; its errors are logged.
             size: Size of the result.
-            until: Time by `clock.now` at which it is over.
+            until: Its end by `clock.now`.
 
         Raises:
             OSError: The system has no process left.
@@ -78,7 +77,7 @@ class Apart:
     def end(self) -> None:
         """End the process and its children, done or not; a second call does nothing.
 
-        Children that have started a session of their own survive.
+        Children that began their own session survive.
         """
         if self._ended:
             return
@@ -91,7 +90,7 @@ class Apart:
             os.waitpid(self._process, 0)
 
     def __enter__(self) -> Self:
-        """Return it, to be ended with the block."""
+        """Return it; the block's end ends it."""
         return self
 
     def __exit__(self, *failure: object) -> None:

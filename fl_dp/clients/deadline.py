@@ -1,7 +1,7 @@
 """A deadline for each message at the node, after which its SuperNode answers again.
 
-A SuperNode works on one message at a time and waits for its reply without limit. So one client that
-hangs would silence it for ever, for later runs, too.
+A SuperNode works on one message at a time, and waits without limit for its reply. So one client
+that hangs would silence it for ever, for later runs, too.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _STDERR = 2  # the process's own, even if an app has replaced sys.stderr
 def deadline_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """End this process if the message is not answered within its time to live.
 
-    On a real SuperNode Flower starts a process for each message. The time counts from the receipt
-    of the message, as the clocks of server and node may differ, and nobody waits for a later reply.
-    The SuperNode notices within a minute that the process is gone, replies with an error and takes
-    the next message. The node's own log says where the client hung.
+    A real SuperNode starts a process for each message. The time counts from the message's receipt,
+    as the clocks of server and node may differ, and nobody waits for a later reply. Within a minute
+    the SuperNode notices that the process is gone, replies with an error and takes the next
+    message. The node's log says where the client hung.
 
-    `numpy_client_app` has it built in. For an app of your own put it first:
+    `numpy_client_app` has it built in. In your own app put it first:
 
         >>> app = ClientApp(mods=[deadline_mod])
 
-    Elsewhere, as in Flower's simulation, it does nothing: there a worker that ends is not replaced.
+    Elsewhere, as in Flower's simulation, it does nothing: an ended worker is not replaced there.
     """
     if not _has_process_of_its_own():
         return call_next(message, context)

@@ -1,23 +1,22 @@
 """DP-SGD with unpredictable randomness, and sums that are bounded by construction.
 
 Each record's gradient is computed from that record alone (`SingleRecords`), or by Opacus if its
-user chose that. The coins of the Poisson samples and the noise come from the operating system's
-randomness, the noise as integers on a fixed grid; Opacus uses torch's generator, which can be
-predicted from its output. Gradients are clipped and added up in float64 (`ClippedGradients`). A
-record that can't be read, or whose gradient is not finite or can't be computed at all, counts as
-one with gradient zero. With Opacus alone it would turn the whole model into NaN or stop the
-training, and so show its presence. An empty sample, which happens, is a step of noise alone.
+user chose that. Poisson coins and noise come from the operating system's randomness, noise as
+integers on a fixed grid; Opacus uses torch's generator, predictable from its output. Gradients are
+clipped and added up in float64 (`ClippedGradients`). A record that can't be read, or whose gradient
+is not finite or can't be computed, has gradient zero. With Opacus alone it would turn the model
+into NaN or stop the training, and so show its presence. An empty sample is a step of noise alone.
 
-The start and the noised sums leave, through the optimizer. Nothing is read back from a module that
-has seen a record.
+Only the start and the noised sums leave, through the optimizer. Nothing is read back from a module
+that has seen a record.
 
-Coins of dropout and augmentation are secret, too: the process's generators are seeded from the
-operating system's randomness for each step, and restored afterwards. Records of a pass draw
-together, so a missing record moves the others to other coins. These have the same law, are
-independent and unknown, so the law of the others' sum is unchanged.
+Coins of dropout and augmentation are secret, too: for each step the process's generators are seeded
+from the operating system's randomness, then restored. Records of a pass draw together, so a missing
+record moves the others to other coins. These are independent, unknown and of the same law, so the
+law of the others' sum is unchanged.
 
-Not covered: a kernel that computes a record's gradient differently in batches of other sizes, and
-how long a step takes.
+Not covered: a kernel whose gradient of a record depends on the batch size, and how long a step
+takes.
 
 References:
     Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
@@ -66,28 +65,27 @@ class DPSGD(Arguments):
     """Choices in a client's training; none of them changes the promise.
 
     Attributes:
-        optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its
-            state is new in each round, as clients come and go; momentum or Adam's moments of one
-            round are computed from private gradients, so they cost nothing.
+        optimizer: Makes a round's optimizer from the parameters that are not frozen. Its state is
+            new each round, as clients come and go. Momentum or Adam's moments of one round cost
+            nothing: they come from private gradients.
         criterion: Loss of a batch with `reduction="mean"`. Training uses each record's own loss:
-            class weights do not divide it by the weights of the batch, and ignored parts of a
-            record count as zero in its mean. `LossInOutputs` for models that compute it.
+            class weights do not divide it by the batch's weights, and ignored parts of a record
+            count as zero in its mean. `LossInOutputs` for models that compute it.
         expected_batch_size: Divisor of a step's noisy sum: a public constant, usually the sampling
             rate times a typical client's records. None: `rate * records` of this client, rounded
-            down, as Opacus does; then how many records a client has is public.
-        grad_sample_mode: `vmap`: each record alone. `hooks` and `ghost` are Opacus'; they are right
-            where every layer's rows are records, and need an example. Ghost clipping never holds
-            gradients of single records, for large models.
-        physical_batch_size: Most records at once in memory. None: what fits into this process's
+            down, as in Opacus; then its number of records is public.
+        grad_sample_mode: `vmap`: each record alone. `hooks` and `ghost` are Opacus': right where
+            every layer's rows are records; they need an example. `ghost` never holds gradients of
+            single records, for large models.
+        physical_batch_size: Most records in memory at once. None: what fits into this process's
             share.
-        example: A made-up batch of at least one record, as the loader would make it. The training
-            is tried on it before anything is charged. None: errors of training show only in the
-            log.
-        input_key: Where batches are mappings: the key of the inputs, or a tuple of keys that are
-            the model's keyword arguments. None: the only tensor besides the targets.
-        target_key: The key of the targets. None: `label`, `labels`, `target` or `targets`.
-        secure_randomness: False: coins and noise come from torch's global generator, as in plain
-            Opacus: for comparisons and tests only.
+        example: A made-up batch, as the loader would make it, of at least one record. Training is
+            tried on it before any charge. None: errors of training show only in the log.
+        input_key: In batches that are mappings: the inputs' key, or a tuple of keys that are the
+            model's keyword arguments. None: the only tensor besides the targets.
+        target_key: The targets' key. None: `label`, `labels`, `target` or `targets`.
+        secure_randomness: False: coins and noise from torch's global generator, as in plain Opacus:
+            for comparisons and tests only.
     """
 
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _plain_sgd
@@ -103,11 +101,11 @@ class DPSGD(Arguments):
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
-        """Return a `RecordGradients` for a model, which adds up its records' clipped gradients.
+        """Return a `RecordGradients` of a model.
 
         Args:
             template: The model.
-            clipping_norm: L2 bound on the gradient of one record.
+            clipping_norm: L2 bound on one record's gradient.
             rng: Seeds the coins of dropout and of reading.
 
         Raises:
@@ -173,16 +171,15 @@ def train_with_dp_sgd(
 
     Privacy: each step is a Gaussian mechanism of the plan's noise multiplier on the sum of the
     clipped gradients of a Poisson sample, for one record, add/remove neighbours, against anyone who
-    sees the parameters after it. A record that can't be read, collated or trained on counts as one
-    whose gradient is zero, alone.
+    sees the parameters after it. A record that can't be read, collated or trained on has gradient
+    zero, alone.
 
     Args:
-        model: A model on its device; its trained parameters are changed at the end, and nothing
-            else.
-        loader: Its data set and collation are used, and not its batch size and order. A batch is a
+        model: A model on its device; only its trained parameters change, at the end.
+        loader: Its data set and collation are used, not its batch size and order. A batch is a
             tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple of
-            them, or a mapping of keyword arguments. A collation of your own gets one record at a
-            time, unless it is `RecordWise`.
+            them, or a mapping of keyword arguments. Your own collation gets one record at a time,
+            unless it is `RecordWise`.
         plan: The plan that is charged.
         how: All other choices.
         rng: Source of noise and coins; a fresh secure one by default.
@@ -205,13 +202,13 @@ def train_on_noise(
     how: DPSGD,
     rng: SecureRandom | None = None,
 ) -> None:
-    """Take the steps of one participation in which no record has a gradient.
+    """Take the steps of a participation in which no record has a gradient.
 
     Args:
-        model: The model, changed in place.
-        records: Number of records, for a denominator that is not a constant; 0 if unknown.
+        model: Changed in place.
+        records: Their number, for a denominator that is not a constant; 0 if unknown.
         plan: The plan that is charged.
-        how: The same as in training.
+        how: As in training.
         rng: Source of the noise; a fresh secure one by default.
     """
     template = ModuleTemplate(model)
@@ -226,7 +223,7 @@ def train_on_noise(
 
 
 class PrivateSteps:
-    """The steps of one participation, prepared without a look at any record.
+    """A participation's steps, prepared without a look at any record.
 
     Attributes:
         template: Holds the parameters, which the steps change.
@@ -244,7 +241,7 @@ class PrivateSteps:
 
         Raises:
             ValueError: The model can't be trained; see `DPSGD.gradients`.
-            TypeError: `how.optimizer` makes no optimizer.
+            TypeError: `how.optimizer` makes no optimizer, or one that needs a closure.
         """
         self.template = ModuleTemplate(model)
         self._plan = plan
@@ -277,7 +274,7 @@ class PrivateSteps:
         self._gradients.read(loader)
 
     def train(self) -> None:
-        """Take the steps with the records that were read. See `train_with_dp_sgd`."""
+        """Take the steps with the records read; see `train_with_dp_sgd`."""
         plan, how = self._plan, self._how
         noise = _Noise(self._parameters, plan, how, self.records, self._rng)
         coins = self._rng if how.secure_randomness else None
@@ -293,7 +290,7 @@ class PrivateSteps:
 def _poisson_samples(
     records: int, plan: RecordPlan, random: SecureRandom | None
 ) -> Iterator[list[int]]:
-    """Yield the records of each step, by coins of the operating system's randomness or torch's."""
+    """Yield each step's records, by coins of `random`; None: torch's."""
     if random is None:
         yield from UniformWithReplacementSampler(
             num_samples=max(1, records), sample_rate=plan.sampling_rate, steps=plan.steps
@@ -305,7 +302,7 @@ def _poisson_samples(
 
 @lru_cache(maxsize=1024)  # logs each line once
 def _log_noise(plan: RecordPlan, coordinates: int, batch_size: float) -> None:
-    """Log how much noise there is in one client's training, relative to its gradients."""
+    """Log the noise in one client's training, relative to its gradients."""
     noise = noise_left_of_records(
         plan, coordinates, batch_size=batch_size, clients=1.0, rounds=plan.participations
     )
@@ -313,7 +310,7 @@ def _log_noise(plan: RecordPlan, coordinates: int, batch_size: float) -> None:
 
 
 class _Noise:
-    """Makes the optimizer's gradient from a step's sum: adds noise, then divides."""
+    """Turns a step's sum into the optimizer's gradient: adds noise, then divides."""
 
     def __init__(
         self,

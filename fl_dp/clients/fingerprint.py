@@ -1,4 +1,4 @@
-"""A name for data that does not depend on their place or order."""
+"""A name for data, whatever their place or order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MODULUS = 2**256
 
 
 def fingerprint(*columns: ArrayLike) -> str:
-    """Return a SHA-256 fingerprint of a data set, which does not depend on the order of its rows.
+    """Return a data set's SHA-256 fingerprint, whatever the order of its rows.
 
-    It stays on the node, in its ledger: anyone who has it can test a guess of the whole data set.
+    It stays in the node's ledger: anyone who has it can test a guess of the whole data set.
 
     Args:
         *columns: Arrays of equal length, one row per record: for instance features and labels.
@@ -44,8 +44,8 @@ def fingerprint(*columns: ArrayLike) -> str:
 def fingerprint_of_files(folder: str | Path) -> str:
     """Return a SHA-256 fingerprint of all files below a folder, whatever their names.
 
-    It does not depend on how the files are read: a server that chooses columns and classes can't
-    make two data sets look alike. Each file's digest is cached until the file changes.
+    It does not depend on how files are read: a server that chooses columns and classes can't make
+    two data sets look alike. A file's digest is cached until the file changes.
 
     Raises:
         OSError: A file can't be read.

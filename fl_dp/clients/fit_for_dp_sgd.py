@@ -1,9 +1,8 @@
-"""Making a torch module fit for DP-SGD: the necessary changes, and the arrays that are exchanged.
+"""Makes a torch module fit for DP-SGD, and names the arrays that are exchanged.
 
-BatchNorm mixes the records of a batch, so that one record's gradient is not its own and clipping
-does not bound it; and its running statistics are released without noise. Opacus replaces it by
-GroupNorm. Do it where the model is built, on the server and on every client, so that the arrays
-have the same names:
+BatchNorm mixes a batch's records, so a record's gradient is not its own and clipping does not bound
+it; and its running statistics are released without noise. Opacus replaces it by GroupNorm. Do it
+where the model is built, on the server and every client: the arrays need the same names.
 
     >>> model, changes = private_module(MyModel())
     >>> changes
@@ -30,16 +29,14 @@ from fl_dp.model_arrays import distinct_state, set_arrays
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a model that DP-SGD can train, and the list of changes.
+    """Return a copy that DP-SGD can train, and the list of changes.
 
-    Args:
-        model: Any module; itself unchanged. Opacus' replacements are made: GroupNorm for BatchNorm
-            (of one group for BatchNorm1d, as groups of one channel leave nothing of a vector),
-            InstanceNorm without statistics, LSTM, GRU, RNN and MultiheadAttention by layers of the
-            same weights. Activations no longer work in place.
+    Opacus' replacements are made: GroupNorm for BatchNorm (of one group for BatchNorm1d, as groups
+    of one channel leave nothing of a vector), InstanceNorm without statistics, LSTM, GRU, RNN and
+    MultiheadAttention by layers of the same weights. Activations no longer work in place.
 
     Raises:
-        ValueError: Parts remain that DP-SGD can't train; the text names each.
+        ValueError: Parts remain that DP-SGD can't train, each named, or Opacus can't copy it.
     """
     from opacus.validators import ModuleValidator
 
@@ -77,9 +74,9 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _let_pickle_find_classes(model: nn.Module) -> None:
-    """Name the started script's classes where pickle, by which Opacus copies, looks for them.
+    """Put the started script's classes where pickle looks for them, by which Opacus copies.
 
-    Ray hands them to its workers as they are, and there another script is `__main__`.
+    Ray hands them to its workers as they are, where another script is `__main__`.
     """
     main = sys.modules["__main__"]
     for kind in {type(module) for module in model.modules()}:
@@ -91,7 +88,7 @@ def require_trainable_privately(model: nn.Module) -> None:
     """Check that something is trained, and that no layer has statistics of batches.
 
     Raises:
-        ValueError: One of the two does not hold; the text names the parts and the way out.
+        ValueError: It does not hold; the text names the parts and the way out.
     """
     wrong = []
     for name, module in model.named_modules():
@@ -111,11 +108,11 @@ def require_trainable_privately(model: nn.Module) -> None:
 
 
 def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[str, ...]:
-    """Return the names of the arrays that travel, in order; of a tied one the first name.
+    """Names of the arrays that travel, in order; of a tied one the first.
 
     Args:
         model: The model as built, before any wrapping.
-        trainable_only: Leave out frozen parameters, and buffers: for fine-tuning, where server and
+        trainable_only: Leave out frozen parameters, and buffers: for fine-tuning where server and
             clients have the same frozen part, for instance under LoRA.
     """
     names = tuple(distinct_state(model))
@@ -126,7 +123,7 @@ def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[
 
 
 def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:
-    """Return a server's first arrays; a client's arrays have the same names."""
+    """A server's first arrays; a client's have the same names."""
     state = model.state_dict()
     names = exchanged_names(model, trainable_only=trainable_only)
     return ArrayRecord({name: Array(_numpy(state[name])) for name in names})
@@ -135,7 +132,7 @@ def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> Array
 def load_exchanged(
     model: nn.Module, arrays: Sequence[NDArray[Any]], *, trainable_only: bool = False
 ) -> None:
-    """Write arrays from the server into the model; if one can't be written, none is.
+    """Write the server's arrays into the model, all or none.
 
     Raises:
         ValueError: Their number, a shape or the kind of a dtype is not the model's.
@@ -146,10 +143,10 @@ def load_exchanged(
 def trained_arrays(
     names: Sequence[str], received: Sequence[NDArray[Any]], trained: Mapping[str, torch.Tensor]
 ) -> list[NDArray[Any]]:
-    """Return a client's reply: trained parameters, and all other arrays as they came.
+    """A client's reply: trained parameters, and all other arrays as they came.
 
     Args:
-        names: Names of the arrays that travel; see `exchanged_names`.
+        names: See `exchanged_names`.
         received: Received arrays, in the same order.
         trained: The trained parameters by name, made of noised sums alone.
     """
@@ -160,7 +157,7 @@ def trained_arrays(
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are not frozen, by name, each once."""
+    """The parameters that are not frozen, by name, each once."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
@@ -175,7 +172,7 @@ def _one_group(norm: nn.Module) -> nn.Module:
 
 
 def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Return a model with another module under a name; the empty name is the model's own."""
+    """Put a module under a name, and return the model; the empty name is the model's own."""
     if not name:
         return module
     parent, _, last = name.rpartition(".")

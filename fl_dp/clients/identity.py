@@ -1,8 +1,8 @@
 """The answer to the identity query: a node's name, and the form of its answers, without data.
 
-The server asks before anything is charged (`strategies/rehearsal.py`). Nothing here may depend on a
-record. An `ArraysFn` makes the arrays' forms without data, and an exhausted budget is looked up by
-the name of the data alone.
+The server asks before any charge (`strategies/rehearsal.py`). Nothing here may depend on a record:
+an `ArraysFn` makes the arrays' forms without data, and an exhausted budget is looked up by the
+data's name alone.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def identity_handler(
 ) -> ClientAppCallable:
     """Return a handler that introduces the node and the form of its answers.
 
-    Message: ConfigRecord as of a train message, with `fl-dp-model`, the forms of the model.
-    Reply: ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
+    Message: ConfigRecord as of a train message, with `fl-dp-model`, the model's forms. Reply:
+    ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
     `partition-` and its partition's number, else empty.
 
     Args:
-        app: Name of this app.
+        app: This app's name.
         arrays_fn: See `ArraysFn`; None: the node can't tell forms.
         mods: Flower mods around the training.
-        abilities: Abilities of the app.
+        abilities: The app's.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -105,7 +105,7 @@ def identity_handler(
 
 
 def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:
-    """Return the arrays' forms under the model's names in order, as training names them."""
+    """The arrays' forms under the model's names in order, as training names them."""
     converted = [Array(np.asarray(values)) for values in arrays]
     names = [*model, *(f"#{index}" for index in range(len(model), len(converted)))]
     pairs = zip(names, converted, strict=False)
@@ -127,7 +127,7 @@ def _versions() -> dict[str, str]:
 
 
 def _exhausted_limit(context: Context, config: Config) -> Limit | None:
-    """Return the limit by which the node's ledger would refuse a round of this training, if any."""
+    """The limit by which the node's ledger would refuse a round of this training, if any."""
     node = NodePrivacy.from_context(context, config)
     charge = _planned_charge(config, node)
     if node.ledger is None or charge is None:
@@ -139,9 +139,9 @@ def _exhausted_limit(context: Context, config: Config) -> Limit | None:
 
 
 def _falls_short(context: Context, config: Config) -> bool:
-    """Tell whether the owner's cap has room for a round of this training, and not for all of it.
+    """Tell whether the owner's cap has room for a round of this training, but not for all of it.
 
-    A training that has charged the node before is not judged: how much of it remains is unknown.
+    A training that has charged the node before is not judged: its rest is unknown.
     """
     node = NodePrivacy.from_context(context, config)
     cap, instruction = node.cap, RoundInstruction.from_config(config)
@@ -160,7 +160,7 @@ def _falls_short(context: Context, config: Config) -> bool:
 
 
 def _rounds_of(config: Config) -> int:
-    """Return the most rounds of this training that the node may be charged; 1 by default."""
+    """Most rounds of this training that the node may be charged; 1 by default."""
     if RECORD_PLAN_KEY in config:
         from fl_dp.plan import RecordPlan
 
@@ -170,9 +170,9 @@ def _rounds_of(config: Config) -> int:
 
 
 def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None:
-    """Return the spending of the node's data in its ledger; None: nothing may be spent any more.
+    """The spending of the node's data in its ledger; None: nothing more may be spent.
 
-    It is looked up by the source of the data alone: a fingerprint would depend on records.
+    It is looked up by the data's source alone: a fingerprint would depend on records.
     """
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
     from fl_dp.ledger.node import Spending
@@ -187,7 +187,7 @@ def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None
 
 
 def _planned_charge(config: Config, node: NodePrivacy) -> Charge | None:
-    """Return the charge of one round of this training at the node, if it has any."""
+    """One round's charge at the node; None: there is none."""
     if RECORD_PLAN_KEY in config:
         from fl_dp.ledger.node import Charge  # with SciPy, for a node that keeps a ledger alone
         from fl_dp.plan import RecordPlan

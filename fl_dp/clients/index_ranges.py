@@ -4,10 +4,10 @@ On a CPU such an index raises, and costs its record. A CUDA kernel asserts inste
 learns of it later, and all later calls to the GPU fail. One record would end the training of all
 others, and so show its presence.
 
-Under `torch.vmap` a kernel can read another record's table for a token out of range, on a CPU too.
-So `IndicesInRange` checks the tensors below `vmap`, which hold all records.
+Under `torch.vmap` a kernel can read another record's table for such a token, on a CPU too. So
+`IndicesInRange` checks the tensors below `vmap`, which hold all records.
 
-Indices that a model or a loss of one's own uses in other ways are not seen here.
+Not seen: indices that a model or loss of one's own uses in other ways.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
     Args:
         labels: Integers of any shape, on any device. Floating-point labels are not checked.
         classes: Number of classes.
-        ignored: A label that stands for no class; None: there is no such label.
+        ignored: A label that stands for no class; None: there is none.
 
     Raises:
         IndexError: A label is out of range.
@@ -46,15 +46,15 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
 
 
 def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None:
-    """Check the conditions that torch's losses would assert on a GPU.
+    """Check what torch's losses would assert on a GPU.
 
     Args:
-        criterion: The loss. Only torch's own losses are checked.
-        outputs: The model's outputs, `(n, classes, ...)` where targets are labels.
+        criterion: The loss. Only torch's own are checked.
+        outputs: The model's, `(n, classes, ...)` where targets are labels.
         targets: Targets, `(n, ...)`.
 
     Raises:
-        IndexError: A label is none of the classes.
+        IndexError: A label is no class.
         ValueError: A value is no probability where one is needed.
     """
     if not isinstance(outputs, Tensor):
@@ -74,13 +74,13 @@ def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None
 
 
 def tables_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that take a row of a table for each token."""
+    """The layers that take a table's row for each token."""
     return [layer for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
 
 
 @contextmanager
 def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let tables raise an `IndexError` for tokens that are none of their rows."""
+    """Let tables raise an `IndexError` for tokens that are no row."""
     handles = [table.register_forward_pre_hook(_require_tokens) for table in tables]
     try:
         yield
@@ -90,7 +90,7 @@ def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class IndicesInRange(TorchFunctionMode):
-    """Lets lookups in tables raise an `IndexError` for rows that they do not have."""
+    """Lets lookups in tables raise an `IndexError` for rows that do not exist."""
 
     def __torch_function__(
         self,
@@ -99,7 +99,7 @@ class IndicesInRange(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one function of torch, if it looks up nothing out of range."""
+        """Run one function of torch, unless it looks up something out of range."""
         if func in _LOOKUPS and len(args) > 1:
             tokens, table = args[:2]
             if not isinstance(tokens, Tensor) or tokens.is_floating_point():

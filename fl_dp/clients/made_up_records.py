@@ -1,8 +1,8 @@
-"""Checks of a training on made-up records, before anything is charged.
+"""Checks of a training on made-up records, before any charge.
 
-An author's example, or the public form of a task, gives the form of a record. Records of that form
-are made up, and the model is trained on them. Its parameters are moved a little at random, as
-weights that begin at zero could have zero gradients. Nothing here has seen data.
+They have the form of an author's example, or the public form of a task. The model's parameters are
+moved a little at random, as weights that begin at zero could have zero gradients. Nothing here has
+seen data.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def gradients_of(
 
     Args:
         template: The model.
-        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
+        loss: Maps a batch's outputs and targets to each record's loss, `(n,)`.
         mode: One of `GRAD_SAMPLE_MODES`.
         example: Inputs and targets of at least one made-up record, on the model's device. None:
             nothing is tried.
@@ -64,7 +64,7 @@ def gradients_of(
     Raises:
         ValueError: The model can't be trained on such records, or not in this mode.
         NotImplementedError: Opacus can't train it.
-        Exception: Any error of model and loss at each of the made-up records.
+        Exception: Any error of model and loss at each made-up record.
     """
     follows = True
     if example is not None:
@@ -84,13 +84,13 @@ def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any,
     """Tell whether `vmap` gives the gradients of autograd record by record; the log says why not.
 
     Args:
-        template: The model.
-        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
+        template: As in `gradients_of`.
+        loss: As in `gradients_of`.
         example: Inputs and targets of at least one made-up record.
 
     Raises:
         ValueError: A trained parameter has no gradient on any made-up record; the text names it.
-        Exception: Any error of model and loss at each of these records.
+        Exception: Any error of model and loss at each made-up record.
     """
     template, example = _exact(template, loss, example)
     records = made_up(example, _RECORDS)
@@ -135,13 +135,13 @@ def require_rows_are_records(
     """Check that one of Opacus' ways gives the gradients that the records have alone.
 
     Args:
-        template: The model.
-        loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
+        template: As in `gradients_of`.
+        loss: As in `gradients_of`.
         gradients: Makes the way.
         example: Inputs and targets of at least one made-up record.
 
     Raises:
-        ValueError: It does not; the text names the parameters that differ.
+        ValueError: It does not, or it fails; the text names the parameters that differ.
     """
     template, example = _exact(template, loss, example)
     alone = SingleRecords(template, loss, one_by_one=True)
@@ -193,13 +193,13 @@ def _exact(
 
 
 def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
-    """Return records of the form of an example.
+    """Make `count` records of an example's form.
 
     Numbers are moved at random; tokens, masks and targets are the example's in another order.
 
     Args:
         example: Inputs and targets, records first.
-        count: Number of records to make.
+        count: Number of records.
     """
     generator = torch.Generator().manual_seed(count)
     inputs, targets = example
@@ -217,7 +217,7 @@ def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
 
 
 def _shortened(records: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
-    """Return records without their last position, where their inputs are sequences of tokens."""
+    """Cut the last position off records whose inputs are sequences of tokens."""
     tokens = [tensor for tensor in _tensors(records[0]) if not tensor.is_floating_point()]
     lengths = {tensor.shape[1] for tensor in tokens if tensor.ndim > 1}
     if len(lengths) != 1:
@@ -234,7 +234,7 @@ def _shortened(records: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
 
 
 class WithoutChance(TorchFunctionMode):
-    """Turns off dropout in its block, by whatever function it is called."""
+    """Turns off dropout in its block, by whatever function."""
 
     def __torch_function__(
         self,
@@ -274,10 +274,10 @@ _ATTENTIONS: dict[Any, int] = {
 def _gradients(
     way: Callable[[Any, Tensor], list[Tensor]], records: tuple[Any, Tensor]
 ) -> list[Tensor]:
-    """Return each parameter's gradients of the records that have one.
+    """Each parameter's gradients of the records that have one.
 
     Raises:
-        Exception: The error of all records together, if none has a gradient.
+        Exception: The error of all together, if none has a gradient.
     """
     inputs, targets = records
     with Contained() as whole:
@@ -310,7 +310,7 @@ def _clipped(
 def _differing(
     template: ModuleTemplate, computed: Sequence[Tensor | None], expected: Sequence[Tensor | None]
 ) -> list[str]:
-    """Return the names of parameters whose gradients differ."""
+    """Names of the parameters whose gradients differ."""
 
     def wide(gradient: Tensor | None) -> Tensor:
         return torch.zeros(()) if gradient is None else gradient.double()

@@ -1,9 +1,9 @@
-"""A module that is never run: each pass gets a copy of its own, which is thrown away.
+"""A module that is never run: each pass gets its own copy, then thrown away.
 
-Everything that a forward pass writes (weights, buffers, attributes, caches, through `.data` or
-NumPy) goes with the copy, so that no record can meet another one in it. The trained parameters lie
-outside the module, and only the optimizer changes them. Globals, closures, caches and generators
-outside the module are not covered: code that stores records there shares them between passes.
+Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy) goes
+with the copy, so no record meets another one in it. The trained parameters lie outside, and only
+the optimizer changes them. Globals, closures, caches and generators outside the module are not
+covered: code that stores records there shares them between passes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from torch import Tensor, nn
 
 
 class ModuleTemplate:
-    """A module and, outside of it, the parameters that are trained.
+    """A module and, outside of it, its trained parameters.
 
     Attributes:
         parameters: The trained parameters by name, each once. The optimizer steps on these.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Copy a module, which is not changed.
-
-        Args:
-            module: A module with at least one parameter that is not frozen.
+        """Copy a module, unchanged; at least one of its parameters is not frozen.
 
         Raises:
-            ValueError: A part can't be copied, or its device has no float64, in which gradients are
+            ValueError: A part can't be copied, or its device lacks float64, in which gradients are
                 summed.
         """
         self._module = copy.deepcopy(module, _computed_tensors(module)).train()
@@ -50,12 +47,12 @@ class ModuleTemplate:
 
     @property
     def device(self) -> torch.device:
-        """The device of the trained parameters."""
+        """The trained parameters' device."""
         return next(iter(self.parameters.values())).device
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """Properties that models of one architecture share: layers, their options, and shapes."""
+        """Properties that models of one architecture share: layers, options, shapes and dtypes."""
         layers = tuple(
             (name, type(layer), layer.extra_repr(), tuple(_options(layer).items()))
             for name, layer in self._module.named_modules()
@@ -67,7 +64,7 @@ class ModuleTemplate:
         return layers, tensors
 
     def copy(self) -> nn.Module:
-        """Return the module in training mode, with tensors of its own."""
+        """Return the module in training mode, with its own tensors."""
         copies = {}
         for name, parameter in self._module.named_parameters():
             if name in self.parameters:
@@ -76,15 +73,15 @@ class ModuleTemplate:
         return module
 
     def detached(self) -> dict[str, Tensor]:
-        """Return copies of the trained parameters by name, without gradients."""
+        """Copies of the trained parameters by name, without gradients."""
         return {name: value.detach().clone() for name, value in self.parameters.items()}
 
     def zeros(self) -> list[Tensor]:
-        """Return a zero for each trained parameter: float64, of its shape, on its device."""
+        """A zero per trained parameter: float64, of its shape, on its device."""
         return [torch.zeros_like(value, dtype=torch.float64) for value in self.parameters.values()]
 
     def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
-        """Return a template of the same module whose parameters are moved at random.
+        """Return a template with parameters moved at random.
 
         Args:
             scale: Standard deviation of the move. The generator has a fixed seed.
@@ -110,9 +107,9 @@ class ModuleTemplate:
 
 
 def _computed_tensors(module: nn.Module) -> dict[int, Tensor]:
-    """Return detached copies of computed tensors by id, as `copy.deepcopy` takes them.
+    """Detached copies of computed tensors by id, as `copy.deepcopy` takes them.
 
-    Weight normalisation stores tensors that it computed, which PyTorch copies only when detached.
+    Weight normalisation stores computed tensors, which PyTorch copies only when detached.
     """
     copies = {}
     for part in module.modules():
@@ -123,7 +120,7 @@ def _computed_tensors(module: nn.Module) -> dict[int, Tensor]:
 
 
 def _require_copied(module: nn.Module, copied: nn.Module) -> None:
-    """Check that a copy shares nothing into which a forward pass may write."""
+    """Check that a copy shares nothing that a forward pass may write into."""
     parts = {id(part) for part in module.modules()}
     own_tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     for name, part in copied.named_modules():

@@ -278,7 +278,7 @@ class NodeConfig(BaseModel):
         return (frozenset(demand.split("+")),)
 
     def withheld(self, names: Iterable[str]) -> str | None:
-        """Return why an update of these parameters may not leave the node; None if it may."""
+        """Why an update of these parameters may not leave the node; None if it may."""
         if self.shared_parameters is None:
             return None
         requested = list(names)
@@ -291,7 +291,7 @@ class NodeConfig(BaseModel):
         )
 
     def refused_encoder(self, digest: str | None, *, runs_code: bool = False) -> str | None:
-        """Return why an encoder may not be used; None if it may.
+        """Why an encoder may not be used; None if it may.
 
         Args:
             digest: SHA-256 of the encoder, None where records are trained on as they are.
@@ -351,12 +351,7 @@ def means_ours(key: str) -> bool:
 
 
 def checked_keys(model: type[Model], values: Mapping[str, Any], file: str = "") -> Model:
-    """Return keys as a model reads them.
-
-    Args:
-        model: The class of the keys.
-        values: Values by key.
-        file: The file with the keys; empty: `--node-config`.
+    """Return keys as a model reads them; an empty `file` stands for `--node-config`.
 
     Raises:
         NodeConfigError: A key is missing or unknown, or its value is invalid.
@@ -378,15 +373,10 @@ def checked_keys(model: type[Model], values: Mapping[str, Any], file: str = "") 
 
 
 def policy_in_file(path: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return the keys and values of a policy's file.
-
-    Args:
-        path: The file's path.
-        keys: All allowed keys.
+    """Return the keys and values of a policy's file; `keys` are all that it may have.
 
     Raises:
-        NodeConfigError: It can't be read, or has another key, or one that is given twice or has no
-            value.
+        NodeConfigError: It can't be read, or has another key, or one twice or without value.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -416,7 +406,7 @@ def policy_in_file(path: str, keys: Collection[str]) -> dict[str, Any]:
 
 
 def _policy_in(path: str, node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a policy's file; none of its keys may stand in `--node-config`."""
+    """The content of a policy's file; none of its keys may stand in `--node-config`."""
     try:
         policy = policy_in_file(path, POLICY_KEYS.keys() - {POLICY_PATH_KEY})
     except NodeConfigError as error:
@@ -433,7 +423,7 @@ def _suggestion(key: str, keys: Collection[str]) -> str:
 
 
 def _require_consistent(owner: NodeConfig) -> None:
-    """Refuse keys that have no effect without another one, or contradict it."""
+    """Refuse keys that have no effect without another, or contradict it."""
     epsilon, ledger, keys_set = owner.max_epsilon, owner.ledger_path, owner.model_fields_set
     if "max_delta" in keys_set and epsilon is None:
         raise _error(f"dp-max-delta={owner.max_delta:g} alone caps nothing: add dp-max-epsilon=4.0")

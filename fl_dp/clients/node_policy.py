@@ -1,13 +1,12 @@
-"""Policy of a node's owner, which every message has to meet: one that asks for less is refused.
+"""The owner's policy, which every message has to meet: one that asks for less is refused.
 
     flower-supernode ... --node-config 'dp-max-epsilon=4.0 dp-ledger-path="/data/ledger.db" ...'
 
 Without a cap or a requirement a node does what the server's messages say. An untrusted server could
-leave out the node's protection, or ask for an evaluation, whose loss is computed from private data.
+leave out the node's protection, or ask for an evaluation, whose loss comes from private data.
 
-All this is code of the app, and a SuperNode runs whatever app the server sends. Against a server
-that sends another app only Flower's own verification of apps helps (`--trusted-entities`); see
-`docs/deployment.md`.
+All this is the app's code, and a SuperNode runs whatever app the server sends. Against another app
+only Flower's own verification helps (`--trusted-entities`); see `docs/deployment.md`.
 """
 
 from __future__ import annotations
@@ -55,25 +54,24 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     """Refuse a message that asks for less privacy than the node's owner requires.
 
     The owner requires it by `dp-require-privacy`, or by a cap (`dp-max-epsilon`), which counts
-    nothing that is not private. With a cap any kind of differential privacy will do that holds
-    against a server that lies; a secure sum's does if the node has a roster. `record`: only
-    training by DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the
-    client noises itself. `distributed`: only messages of a secure sum. Evaluations, statistics and
-    utilities are refused under each unless they are in a secure sum; the node's name is told.
-    `distributed-records`: also secure sums that hide a record, and not the client as a whole, or
-    count against the cap of records alone. `numpy_client_app` has it built in, outside everything
-    else.
+    nothing that is not private. With a cap any differential privacy will do that holds against a
+    server that lies; a secure sum's does if the node has a roster. `record`: only training by
+    DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
+    itself. `distributed`: only messages of a secure sum. Each refuses evaluations, statistics and
+    utilities outside a secure sum; the node's name is told. `distributed-records`: also secure sums
+    that hide a record, not the client as a whole, or count against the cap of records alone.
+    `numpy_client_app` has it built in, outside all but the deadline.
 
-    Nothing at all is answered from the day on which the owner's permission ends, or after it was
-    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`dp-allowed-apps`). A
-    message that comes sooner than `dp-min-round-interval` after the last of its kind is refused
-    before anything is charged. A model with parameters that the owner does not share
+    Nothing but the name is answered from the day on which the owner's permission ends, or after it
+    was revoked (`fl-dp node revoke`), or by an app that the owner does not allow
+    (`dp-allowed-apps`). A message that comes sooner than `dp-min-round-interval` after the last of
+    its kind is refused before any charge. A model with parameters that the owner does not share
     (`dp-shared-parameters`) is not trained, nor one on features of an encoder that the owner does
     not name (`dp-encoder-digests`).
 
-    Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
-    allows that. That protects an owner who forgot the option, not against a malicious app: this
-    check is a part of the app. Where it can't be seen, the node's log says once what to do.
+    The same holds where the SuperNode is seen to run unverified apps, if the owner requires privacy
+    and does not allow them. That protects an owner who forgot the option, not against a malicious
+    app: this check is part of the app. If it can't be seen, the node's log says once what to do.
 
     Raises:
         PolicyRefusal: The message is refused.
@@ -115,11 +113,11 @@ def refusal_of_training(
 ) -> str | None:
     """Return why the owner does not allow a rehearsed training or statistic; None: it is allowed.
 
-    The node answers the same to each of its messages, except to one that comes too early.
+    The node answers each of its messages alike, except one that comes too early.
 
     Args:
-        owner: The configuration.
-        config: Config of the rehearsal's query.
+        owner: The owner's configuration.
+        config: The rehearsal's query.
         parameters: Names of the model's parameters.
     """
     instruction = RoundInstruction.from_config(config)
@@ -152,9 +150,7 @@ def _require_offered(owner: NodeConfig, offered: frozenset[str]) -> None:
 def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
     """Refuse everything once the owner's permission has ended, or was revoked.
 
-    Args:
-        owner: The configuration.
-        charged: Whether every release for such a message is charged.
+    A ledger that can't be read may be passed over if every release for the message is `charged`.
     """
     if owner.has_expired:
         raise PolicyRefusal(
@@ -209,9 +205,9 @@ def _require_encoder(owner: NodeConfig, configs: Iterable[Mapping[str, Any]]) ->
 
 
 def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_sum: bool) -> None:
-    """Refuse a message that comes too early after the last of its kind; it is the last check.
+    """Refuse a message too early after the last of its kind; it is the last check.
 
-    Keys and openings of a secure sum are not timed: they belong to a round that was.
+    A secure sum's keys and openings are not timed: they belong to a round that was.
     """
     if owner.min_round_interval is None or of_a_sum or in_simulation():
         return
@@ -235,7 +231,7 @@ def _offered(message: Message) -> frozenset[str]:
 
 
 def _kinds_offered(configs: Sequence[Mapping[str, Any]], *, summed: bool) -> frozenset[str]:
-    """Return the kinds of privacy that configs offer, inside a secure sum or outside."""
+    """The kinds of privacy that configs offer; `summed`: in a secure sum."""
     instructions = [RoundInstruction.from_config(config) for config in configs]
     # A sum that counts against the cap of the client's records alone hides no more than those.
     present = [instruction for instruction in instructions if instruction is not None]
@@ -252,7 +248,7 @@ def _kinds_offered(configs: Sequence[Mapping[str, Any]], *, summed: bool) -> fro
 
 
 def _charges_records(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config's secure sum is charged to records, by either of its keys."""
+    """Tell whether either key of a config charges a secure sum to records."""
     prices = []
     instruction = RoundInstruction.from_config(config)
     if instruction is not None:

@@ -4,8 +4,8 @@ A real SuperNode gets these when it starts:
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-The server has no influence on them. In Flower's simulation, where nodes are virtual and share the
-server's machine, the ledgers lie in a folder that the server names.
+The server has no influence on them. In Flower's simulation, where virtual nodes share the server's
+machine, the server may name a folder of ledgers.
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ class NodePrivacy:
     """The node owner's side of every promise.
 
     Attributes:
-        ledger: File or database URL of the node's ledger; None: the owner named none.
-        cap: Cap over everything that is ever released from the node's data; None: there is none,
-            and each run has its own budget alone.
+        ledger: The ledger's file or database URL; None: the owner named none.
+        cap: Cap over everything ever released from the node's data; None: only each run's budget.
         record_epsilon: Largest epsilon of one run under DP-SGD; None: as the run plans.
         source: A name of the node's data that stays the same when they change.
         run: Flower's id of the run that asks.
-        witness_path: File or database URL of the ledger's witness; None: there is none.
-        simulated_ledger: File of a simulated node's ledger if nobody names one; None on a real
-            node.
+        witness_path: File or database URL of the ledger's witness; None: no witness.
+        simulated_ledger: A simulated node's ledger if nobody names one; None on a real node.
     """
 
     ledger: str | None
@@ -68,11 +66,11 @@ class NodePrivacy:
 
         Args:
             context: The node's context.
-            config: The message's config; only a simulation reads it, for its folder of ledgers.
-            unit: Index among the privacy units that the node hosts.
+            config: The message's; only a simulation reads it, for its folder of ledgers.
+            unit: Index among the node's privacy units.
 
         Raises:
-            NodeConfigError: The node's configuration is invalid (`NodeConfig.of`).
+            NodeConfigError: The configuration is invalid (`NodeConfig.of`).
         """
         owner = NodeConfig.of(context.node_config)
         ledger, source, simulated = owner.ledger_path, owner.source, None
@@ -99,7 +97,7 @@ class NodePrivacy:
         """The ledger; a simulated node without one has it in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Raises:
-            ValueError: A real node was started without one. Nothing may be trained then.
+            ValueError: A real node has none. Then nothing may be trained.
         """
         if self.ledger is not None:
             return self.ledger
@@ -113,7 +111,7 @@ class NodePrivacy:
 
     @property
     def witness(self) -> Witness | None:
-        """The witness with which the ledger is compared whenever it is opened; None: none."""
+        """The witness, compared with the ledger whenever it is opened; None: none."""
         # Imported here, as it needs SQLAlchemy, and not every node has a ledger.
         from fl_dp.ledger import witness_at
 
@@ -122,10 +120,10 @@ class NodePrivacy:
         return witness_at(self.witness_path)
 
     def open_ledger(self) -> NodeLedger:
-        """Open the required ledger to spend from, compared with its witness if there is one.
+        """Open the required ledger to spend from, compared with its witness, if any.
 
         Raises:
-            ValueError: A real node was started without one.
+            ValueError: A real node has no ledger.
             LedgerCorrupted: The ledger was altered, or put back to an older state.
             LedgerUnavailable: The ledger or its witness can't be read or written.
         """
@@ -137,7 +135,7 @@ class NodePrivacy:
         return ledger
 
     def plan(self, plan: RecordPlan) -> RecordPlan:
-        """Return the plan of a run with which the owner's own promise to each record holds.
+        """Return a run's plan with which the owner's own promise to each record holds.
 
         Raises:
             ValueError: No noise is enough for it.
@@ -147,11 +145,11 @@ class NodePrivacy:
         return plan.within(PrivacyBudget(epsilon=self.record_epsilon, delta=plan.budget.delta))
 
     def limit(self, budget: PrivacyBudget, *, training: str = "") -> RunLimit:
-        """Return the limit of the run that asks, over that run alone.
+        """The limit of the run that asks, over that run alone.
 
         Args:
             budget: The budget that the run asks for.
-            training: Name of the training, the same after a restart; empty: Flower's run is it.
+            training: The training's name, the same after a restart; empty: it is Flower's run.
         """
         from fl_dp.ledger.node import RunLimit  # needs SciPy
 
@@ -159,10 +157,10 @@ class NodePrivacy:
         return RunLimit(run=name, budget=budget)
 
     def limit_of_noise(self, asked: NoiseInstruction | SumInstruction) -> RunLimit | None:
-        """Return the limit of a run without a trusted server; None: it names none.
+        """The limit of a run without a trusted server; None: it names none.
 
         Raises:
-            ValueError: There is no budget, by the server or the owner.
+            ValueError: Neither server nor owner names a budget.
         """
         delta = asked.delta
         if delta is None and self.cap is not None:
@@ -177,10 +175,10 @@ class NodePrivacy:
         return None
 
     def budget_of_noise(self, asked: NoiseInstruction | SumInstruction) -> PrivacyBudget:
-        """Return the smaller of a run's limit and the owner's cap, without a trusted server.
+        """The smaller of a run's limit and the owner's cap, without a trusted server.
 
         Raises:
-            ValueError: There is no budget, by the server or the owner.
+            ValueError: Neither server nor owner names a budget.
         """
         limit, cap = self.limit_of_noise(asked), self.cap
         if limit is None:
@@ -194,13 +192,13 @@ class NodePrivacy:
         )
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
-        """Return the account of the node's data."""
+        """The account of the node's data."""
         from fl_dp.ledger.node import Account  # needs SciPy
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 
     def use(self, purpose: str) -> Use:
-        """Return the purpose that the ledger records with a charge, for its owner."""
+        """The purpose that the ledger records with a charge, for its owner."""
         from fl_dp.ledger.node import Use  # needs SciPy
 
         host = present_host()
@@ -221,7 +219,7 @@ def _log_once(line: str) -> None:
 
 
 def simulated_run_folder(context: Context) -> Path:
-    """Return the folder of a simulation's run: a simulated node's data are new in each."""
+    """The folder of a simulation's run: simulated nodes' data are new in each."""
     return files.simulations_folder() / f"run-{context.run_id}"
 
 
@@ -232,7 +230,7 @@ _plays_nodes = False  # per process, as a node's work may continue in another th
 def simulated_nodes() -> Iterator[None]:
     """Declare all nodes of this process virtual for the block.
 
-    It is for an engine that plays all nodes in one process; a message can't tell this.
+    For an engine that plays all nodes in one process; a message can't tell this.
     """
     global _plays_nodes
     _plays_nodes = True
@@ -243,5 +241,5 @@ def simulated_nodes() -> Iterator[None]:
 
 
 def in_simulation() -> bool:
-    """Tell whether this process is a worker of Flower's simulation engine, or plays all nodes."""
+    """Tell whether this process plays all nodes, or is a worker of Flower's simulation engine."""
     return _plays_nodes or is_engine_s_worker()

@@ -1,7 +1,7 @@
-"""Records of a node in PyTorch, whose clipped gradients a secure sum adds up.
+"""A node's records in PyTorch, whose clipped gradients a secure sum adds up.
 
 `RecordGradients` computes and sums them, as in DP-SGD inside a client. A record that can't be read,
-collated or trained on counts as one whose gradient is zero, alone.
+collated or trained on has gradient zero, alone.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .records import Config
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecords:
-    """The records of a node, and the model at which their gradients are taken: a `RecordsFn`.
+    """A node's records, and the model at which their gradients are taken: a `RecordsFn`.
 
     Attributes:
-        model_fn: Builds the model, with the names and shapes of the server's, from the node's
-            `Context` and the message's config; see `private_module`.
+        model_fn: Builds the model, with the server's names and shapes, from the node's `Context`
+            and the message's config; see `private_module`.
         loader_fn: Returns the loader whose data set and collation are used; see
             `train_with_dp_sgd`.
-        dp_sgd: Its loss, keys, mode and physical batch size are used. The server chooses step and
-            denominator, so the optimizer and the expected batch size are not.
-        trainable_only: Exchange the parameters that are not frozen, and nothing else.
+        dp_sgd: Its loss, keys, mode, example and physical batch size are used. The server chooses
+            step and denominator, so optimizer and expected batch size are not.
+        trainable_only: Exchange only parameters that are not frozen.
     """
 
     model_fn: Callable[[Context, Config], nn.Module]
@@ -61,7 +61,7 @@ class NodeRecords:
             )
 
     def arrays_fn(self, context: Context, config: Config) -> list[NDArray[Any]]:
-        """Return arrays of the forms that are summed, made without any data; see `ArraysFn`.
+        """Arrays of the forms that are summed, made without any data; see `ArraysFn`.
 
         Raises:
             ValueError: The model can't be trained.
@@ -74,7 +74,7 @@ class NodeRecords:
         """Return the records at a model.
 
         Raises:
-            ValueError: It can't be trained, or it is not the server's.
+            ValueError: It can't be trained, or is not the server's.
         """
         module = self._built(context, config)
         load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
@@ -87,7 +87,7 @@ class NodeRecords:
         )
 
     def _built(self, context: Context, config: Config) -> nn.Module:
-        """Return the model."""
+        """Build the model, and check it."""
         module = self.model_fn(context, config)
         require_trainable_privately(module)
         trained = {name for name, value in module.named_parameters() if value.requires_grad}
@@ -123,7 +123,7 @@ class _Gradients:
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
-        """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`."""
+        """See `RecordsOfNode.clipped_sum`."""
         template = ModuleTemplate(self._module)
         gradients = self._how.gradients(template, clipping_norm=clipping_norm, rng=SecureRandom())
         sums: dict[str, NDArray[np.float64]] = {}

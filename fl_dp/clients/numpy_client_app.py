@@ -4,8 +4,8 @@
 
 or, where records are summed over nodes, any model and its records (`record_sums`).
 
-Arrays retain their names, so that a server can match them by name. A client's error reaches the
-server as a code and a class name, as an exception's text can carry data.
+Arrays keep their names, by which a server can match them. Of a client's error the server gets a
+code and a class name, as an exception's text can carry data.
 """
 
 from __future__ import annotations
@@ -61,44 +61,43 @@ def numpy_client_app(
 ) -> ClientApp:
     """Return a `ClientApp` whose messages are answered by a `NumPyClient`.
 
-    A train message without a round instruction is answered as any Flower client does. With one:
+    Without a round instruction a train message is answered as by any Flower client. With one:
 
-    - `num-examples` is 1 in every reply; only the metrics that the instruction names are sent. The
-      true number of records, which `fit` returns, becomes a weight on the node.
-    - A utility is `records` (the number that `fit` returned) or a metric of that name that `fit`
-      returned, for instance its `loss`; one that is missing or no number is not sent.
-    - An evaluate message with a query (`evaluate_federation`) is answered with bounded measurements
-      of each hosted unit; without one as any Flower client does.
-    - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node without
-      `units`, `client_fn` makes the client of its only unit, number 0.
-    - Where the units are records, their clipped gradients are summed (`sum_of_records`); they leave
-      the node only in a secure sum.
-    - Sums that go into a secure sum are noised and masked (`secure_sum_mod`).
+    - `num-examples` is 1 in every reply; only metrics that the instruction names are sent. The true
+      number of records, from `fit`, becomes a weight on the node.
+    - A utility is `records` (that number) or a metric that `fit` returned, for instance its `loss`;
+      one that is missing or no number is not sent.
+    - An evaluate message with a query (`evaluate_federation`) gets bounded measurements of each
+      hosted unit; one without is answered as by any Flower client.
+    - Several units are trained by `units.client_fn` and summed (`sum_of_units`); without `units`,
+      `client_fn` makes the client of the node's only unit, number 0.
+    - Where units are records, their clipped gradients are summed (`sum_of_records`); they leave the
+      node only in a secure sum.
+    - Sums for a secure sum are noised and masked (`secure_sum_mod`).
     - Noise at the client is added outside all mods (`client_noise_mod`), and the result is encoded
       (`compression_mod`).
 
-    Messages that the node's owner does not allow are refused before anything else
-    (`node_policy_mod`), and a client that hangs ends with its message's time to live
-    (`deadline_mod`).
+    Messages that the node's owner does not allow are refused first (`node_policy_mod`); a client
+    that hangs ends with its message's time to live (`deadline_mod`).
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`: a `NumPyClient`, or
-            the result of its `to_client()`. None: this node sums gradients of its records alone.
+            the result of its `to_client()`. None: this node answers with sums alone.
         mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
             stops exception texts at the node.
         units: The privacy units of a node that hosts more than one.
-        records: The records of a node where each is a privacy unit, such as `NodeRecords`.
-        statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. If it
-            raises, that unit contributes zero. None: this node answers none.
+        records: A node's records where each is a privacy unit, such as `NodeRecords`.
+        statistics_fn: One unit's values, for private statistics; see `StatisticsFn`. If it raises,
+            that unit contributes zero. None: this node answers none.
         arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
             message's config, made without any data. The server compares them with its model before
-            anything is charged. None: a client that trains another model shows in training only.
+            any charge. None: a client that trains another model shows in training only.
 
     Returns:
         An app for `[tool.flwr.app.components]` or a simulation. Train replies carry one ArrayRecord
-        under the name that the message used; train and evaluate replies carry one MetricRecord,
-        `metrics`, with `num-examples` (and `loss` for evaluate) as Flower's strategies expect.
-        Queries are answered as `fl_dp.clients.queries` says.
+        under the message's name; train and evaluate replies carry one MetricRecord, `metrics`, with
+        `num-examples` (and `loss` for evaluate) as Flower's strategies expect. Queries are answered
+        as `fl_dp.clients.queries` says.
 
     Raises:
         TypeError: `client_fn` is no function of one argument, for instance a client itself.
@@ -205,7 +204,7 @@ def _require_client_fn(client_fn: object) -> None:
 def _answer_of_one(
     unit: TrainedUnit, model: ArrayRecord, instruction: RoundInstruction
 ) -> tuple[ArrayRecord, MetricRecord]:
-    """Return the arrays and metrics of a node's only unit that the server may see."""
+    """The arrays and metrics of a node's only unit that the server may see."""
     required: dict[str, float] = {"num-examples": 1}
     if instruction.utility is not None:
         utility = unit.utility(instruction.utility)
@@ -218,7 +217,7 @@ def _answer_of_one(
 def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallable:
     """Run mods, outermost first, and a handler; reply to an exception without its text.
 
-    An exception's text can carry data. The node's own log has it. A simulated node sends it whole.
+    That text can carry data. The node's log has it; a simulated node sends it whole.
     """
     for mod in reversed(mods):
         handler = _wrapped(mod, handler)
@@ -241,7 +240,7 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
 
 
 def _kind_of(failure: BaseException | None) -> str:
-    """Return the part of a failure that a server may know."""
+    """The part of a failure that a server may know."""
     kind = type(failure).__name__
     if isinstance(failure, Refused):  # its code is one of a few words, and depends on no data
         return f"{kind} {failure.code}"

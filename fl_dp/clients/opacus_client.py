@@ -1,4 +1,4 @@
-"""A Flower `NumPyClient` that trains by DP-SGD and records its spending on its own node.
+"""A Flower `NumPyClient` that trains by DP-SGD and records its spending at its node.
 
     >>> def client_fn(context: Context) -> NumPyClient:
     ...     model, _ = private_module(MyModel())
@@ -7,8 +7,8 @@
     ...     )
     >>> app = numpy_client_app(client_fn)
 
-Each participation is written to the node's ledger before a record is read. The ledger survives what
-Flower's `Context.state` does not: a handler that raises, a process that dies, a restarted
+Each participation is written to the node's ledger before a record is read. Unlike Flower's
+`Context.state`, the ledger survives a handler that raises, a process that dies, a restarted
 SuperNode, another run.
 """
 
@@ -51,25 +51,25 @@ Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
 
 
 class _NothingToRelease(Exception):
-    """The charged records must not be released."""
+    """No charged record may be released."""
 
 
 class OpacusClient(NumPyClient):
     """Trains any torch module with record-level privacy.
 
     Privacy: the plan's (epsilon, delta) for one record of this client, add/remove neighbours (or as
-    the plan says), against anyone who sees every model that it sends, the server included, over
+    the plan says), against anyone who sees every model it sends, the server included, over
     everything that the ledger's account ever releases. Nothing of a reply depends on a record
     before the charge: a client whose budget is spent, or whose model or ledger can't be used, sends
-    back the model as it came. After the charge a reply is always the planned steps of DP-SGD, of
-    the records that can be read and trained on. If no data can be read at all, or training fails,
-    it is noise around the model. Arrays and keys are those of any other reply, and it does not say
-    why. Not hidden: that it replied, how long it took, and whether its source's budget is spent.
+    the model back as it came. After the charge a reply is always the planned steps of DP-SGD, of
+    the records that can be read and trained on. If no data can be read, or training fails, it is
+    noise around the model. Its arrays and keys are as always, and it does not say why. Not hidden:
+    that it replied, how long it took, and whether its source's budget is spent.
 
     A record whose reading ends a worker of the loader, or outlasts the loader's `timeout`, counts
-    as zero, alone. One that ends the whole process, or fails all of the training, shows once in a
-    Flower run: the node marks it beside its ledger's file and contributes nothing more to that run.
-    There is no such mark in a simulation, which protects nobody, nor for a ledger in a database.
+    as zero, alone. One that ends the process, or fails all of the training, shows once in a Flower
+    run: the node puts a mark beside its ledger's file, and contributes nothing more to that run.
+    There is no mark in a simulation, which protects nobody, nor for a ledger in a database.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class OpacusClient(NumPyClient):
         """Set up a client.
 
         Args:
-            model: A model on the device to train on; see `private_module` if Opacus refuses it.
-            loader: A loader whose data set and collation are used; see `train_with_dp_sgd`. Or a
-                function that returns it, called after the charge: then unreadable data don't show
-                by an error.
-            plan: The plan of one participation, with the budget that the run asks for.
+            model: On the device to train on; see `private_module` if Opacus refuses it.
+            loader: Its data set and collation are used; see `train_with_dp_sgd`. Or a function that
+                returns it, called after the charge: then unreadable data don't show by an error.
+            plan: Of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
             account: The account to charge. Its source alone decides whether a charge fits. If data
                 of this fingerprint are exhausted under another source, the answer is noise.
-            budget: The owner's cap over all runs; None: there is none.
+            budget: The owner's cap over all runs; None: no cap.
             limit: Limit of this run alone. None: the plan's budget, over all runs without a limit
                 of their own name.
             dp_sgd: How to train; `DPSGD()` by default.
-            trainable_only: Exchange the parameters that are not frozen, and nothing else.
+            trainable_only: Exchange only parameters that are not frozen.
             fingerprint_of: Computes the account's fingerprint once the data were read.
             rng: Source of noise and coins; a fresh secure one by default.
-            witness: The ledger is compared with it whenever its file or database is opened.
-            use: The purpose of the training, for the ledger.
+            witness: Compared with the ledger whenever its file or database is opened.
+            use: The training's purpose, for the ledger.
 
         Raises:
-            ValueError: DP-SGD can't train the model, or the account is not about records.
+            ValueError: DP-SGD can't train the model, the account is not about records, or an
+                add-or-remove-one plan lacks `expected_batch_size`.
         """
         require_trainable_privately(model)
         how = dp_sgd or DPSGD()
@@ -151,22 +151,19 @@ class OpacusClient(NumPyClient):
         config: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> Self:
-        """Return a client whose ledger, name and cap are those of the node's owner.
+        """Return a client with the ledger, name and cap of the node's owner.
 
-        If the owner's `dp-record-epsilon` is below the plan's budget, the client trains with more
-        noise, so that its records have that promise over all planned rounds (`RecordPlan.within`).
-
-        In a simulation without a ledger of its own, each node has one in
-        `~/.fl-dp/simulations/run-RUN_ID`.
+        If the owner's `dp-record-epsilon` is below the plan's budget, more noise keeps that promise
+        to each record over all planned rounds (`RecordPlan.within`). Simulated nodes without a
+        ledger have theirs in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Args:
             context: Flower's context of the node.
             model: As in the constructor.
             loader: As in the constructor.
             plan: As in the constructor.
-            unit: Index among the privacy units that the node hosts.
-            config: The message's config; in a simulation it can name a folder for the nodes'
-                ledgers.
+            unit: Index among the node's privacy units.
+            config: The message's config; in a simulation it can name a folder for ledgers.
             **rest: `dp_sgd`, `trainable_only`, `fingerprint_of` and `rng` of the constructor.
 
         Raises:
@@ -198,7 +195,7 @@ class OpacusClient(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train from `parameters`, or return them unchanged if that can't be paid for.
+        """Train from `parameters`; return them unchanged if that can't be paid for or started.
 
         Returns:
             The arrays, 1 (the number of records stays private), and no metrics: each would be a
@@ -268,7 +265,7 @@ class OpacusClient(NumPyClient):
         return self._noise(parameters, participation.records)
 
     def _mark(self) -> UnfinishedParticipation | None:
-        """Return the mark of this run; None without a run or a file that a real node keeps."""
+        """This run's mark; None without a run or a file that a real node keeps."""
         ledger = self._ledger
         if self._use is None or isinstance(ledger, NodeLedger) or "://" in str(ledger):
             return None
@@ -297,7 +294,7 @@ class OpacusClient(NumPyClient):
         participation.train()
 
     def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
-        """Return `parameters` after the planned steps without any record."""
+        """Return `parameters` after the planned steps, without any record."""
         # An error here is the optimizer's, whatever the records are.
         with Contained("no step can be taken; this client contributes nothing"):
             load_exchanged(self._model, parameters, trainable_only=self._trainable_only)

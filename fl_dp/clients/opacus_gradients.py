@@ -2,12 +2,11 @@
 
 They give a gradient for each row that a layer sees. So clipping bounds a record only where, in
 every layer, rows are records in the records' order. Choosing them declares that. It is checked on
-made-up records (`made_up_records`), and in each pass by the number of rows: where a layer sees
-another number of them, the records of that pass go through `SingleRecords`.
+made-up records (`made_up_records`), and in each pass by the number of rows: where that differs in a
+layer, the pass's records go through `SingleRecords`.
 
-Ghost clipping holds no gradient of a record. The sum is made of the same float64 products as the
-norm, and the norm is rounded up by more than their rounding errors. This also saves Opacus' second
-backward pass.
+Ghost clipping holds no gradient of a record. Sum and norm use the same float64 products, and the
+norm is rounded up by more than their rounding errors. This also saves Opacus' second backward pass.
 
 References:
     Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (ghost
@@ -53,7 +52,7 @@ _CANCELLATION = 1e-10
 
 
 class RowsAreNotRecords(ValueError):
-    """Rows that a layer saw are not records."""
+    """A layer's rows are not records."""
 
 
 class HookGradients:
@@ -66,7 +65,7 @@ class HookGradients:
 
         Args:
             template: The model.
-            loss: Takes a batch's outputs and targets, and returns each record's loss, `(n,)`.
+            loss: Maps a batch's outputs and targets to each record's loss, `(n,)`.
 
         Raises:
             NotImplementedError: Opacus can't train the model.
@@ -76,7 +75,7 @@ class HookGradients:
         self._wrapped(0)  # Opacus refuses here a model that it can't train
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
-        """Return the sum of the records' clipped gradients; see `Gradients.clipped_sums`."""
+        """See `Gradients.clipped_sums`."""
         try:
             return self.sums_of_rows(inputs, targets, clip)
         except RowsAreNotRecords as error:
@@ -113,9 +112,9 @@ class HookGradients:
 
 
 class GhostGradients(HookGradients):
-    """The same without ever holding the gradients of all records for more than one layer.
+    """The same, holding the gradients of all records for at most one layer.
 
-    `Linear` and `Embedding` never need the gradient of a record; other layers compute it twice.
+    `Linear` and `Embedding` never need a record's gradient; other layers compute it twice.
     """
 
     holds_all = False
@@ -144,7 +143,7 @@ class GhostGradients(HookGradients):
 
 
 class _RecordRows(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
-    """Opacus' wrapper, which refuses a layer whose number of rows is not that of the records."""
+    """Opacus' wrapper; it refuses a layer whose rows are not as many as the records."""
 
     def __init__(self, module: nn.Module, records: int) -> None:
         super().__init__(module, loss_reduction="sum")
@@ -163,7 +162,7 @@ class _RecordRows(GradSampleModule):  # type: ignore[misc]  # Opacus has no type
         super().capture_activations_hook(module, forward_input, forward_output)
 
     def gradients(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient of each record, `(n, ...)`; None if the parameter took no part."""
+        """Each record's gradient, `(n, ...)`; None if the parameter took no part."""
         sample: Any = getattr(parameter, "grad_sample", None)
         gradients: Tensor | None = torch.cat(sample) if isinstance(sample, list) else sample
         if gradients is not None:
@@ -209,13 +208,13 @@ class _RecordedRows(_RecordRows):
 
 @dataclass(eq=False)
 class _AnyLayer:
-    """A layer whose gradients of single records are computed, once for norms, once for the sum."""
+    """A layer whose records' gradients are computed twice: for the norms, then for the sum."""
 
     _module: Any
     _passes: Sequence[tuple[Any, Tensor]]
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norm of each record's gradient, float64 `(n,)`."""
+        """Each record's squared gradient norm, float64 `(n,)`."""
         return torch.stack([squared_norms(sample) for sample in self._samples().values()]).sum(0)
 
     def weighted(
@@ -245,7 +244,7 @@ class _AnyLayer:
 
 
 class _Linear:
-    """`y = W a + b`: the gradient of a record is a sum of outer products over its positions."""
+    """`y = W a + b`: a record's gradient sums outer products over its positions."""
 
     def __init__(self, module: nn.Linear, activations: Tensor, backprops: Tensor) -> None:
         self._module = module
@@ -333,16 +332,16 @@ def _layer(
 
 
 def _rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
-    """Return squared norms that are not too short in spite of rounding errors in a sum of `terms`.
+    """Return squared norms not too short in spite of rounding errors in a sum of `terms`.
 
     The relative error of float64 is at most sqrt(width * 2^-52) of the sum of the terms' lengths.
-    The share added here is larger. It also bounds the sum of scaled terms by 1e5 clipping norms, so
-    that the rounding errors of adding them up stay below 1e-6 of one.
+    The share added here is larger. It also bounds the sum of scaled terms by 1e5 clipping norms:
+    the rounding errors of adding them up stay below 1e-6 of one.
 
     Args:
         squares: Computed squared norms, `(n,)`.
         terms: Lengths of the terms, `(n, positions)`.
-        width: Number of products that each inner product sums.
+        width: Number of products in each inner product.
     """
     share = _CANCELLATION + (width + terms.shape[1] ** 2) * _EPSILON
     return squares.clamp(min=0.0) + share * terms.sum(1).square()

@@ -7,12 +7,12 @@
     >>> app = numpy_client_app(client_fn)
 
 The server starts with `part.of_model(...)`, so it never has the rest. Flower's `Context.state`
-holds one personal part per unit for one run. A node that lost it starts from the first one.
+holds one personal part per unit, for one run. A node that lost it starts from the first one.
 
 Privacy, of whole clients: the shared update leaves, clipped after the filter. So the promise is
 that of the shared parameters, whatever the personal part has become. Of records: it holds only if
 DP-SGD trains the personal part too (`OpacusClient` around the whole model). Traces of records left
-in it without noise would steer the gradients of all other records.
+in it without noise would steer all other records' gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATE = "fl-dp-personal"
 
 
 class PersonalPart:
-    """One unit's model: the shared parameters of a message, and the unit's own."""
+    """One unit's model: a message's shared parameters, and the unit's own."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class PersonalPart:
         """Read the unit's stored part.
 
         Args:
-            context: The node's context, with the owner's configuration and the unit's state.
+            context: Has the owner's configuration and the unit's state.
             part: The part that travels.
             first: The first model, of all names: the same at every node.
-            unit: Index among the node's units: each has a part of its own.
+            unit: Index among the node's units; each has its own part.
 
         Raises:
             ValueError: A name is missing.
-            PermissionError: The owner does not share all that is shared.
+            PermissionError: The owner withholds a shared parameter.
         """
         missing = [name for name in (*part.shared, *part.personal) if name not in first]
         if missing:
@@ -71,10 +71,10 @@ class PersonalPart:
         self._key = f"{_STATE}-{unit}"
 
     def whole(self, shared: Sequence[NDArray[Any]]) -> NDArrays:
-        """Return the unit's model, in the order of the first one.
+        """Return the unit's model, in the first one's order.
 
         Raises:
-            ValueError: There is not one array for each shared parameter.
+            ValueError: There is not one array per shared parameter.
         """
         if len(shared) != len(self._part.shared):
             raise ValueError(
@@ -85,12 +85,12 @@ class PersonalPart:
         return in_order(self._first, {**self._first, **self._stored(), **sent})
 
     def keep(self, trained: Sequence[NDArray[Any]]) -> NDArrays:
-        """Store the personal part of a trained model, and return the shared one.
+        """Store a trained model's personal part, and return the shared one.
 
-        A personal part that is not finite is not stored: it would spoil every later round.
+        A part that is not finite is not stored: it would spoil every later round.
 
         Raises:
-            ValueError: There is not one array for each of the model's.
+            ValueError: There is not one array per array of the model.
         """
         values = dict(zip(self._first, trained, strict=True))
         own = {name: np.asarray(values[name]) for name in self._part.personal}
@@ -102,7 +102,7 @@ class PersonalPart:
         return in_order(self._part.shared, values)
 
     def _stored(self) -> dict[str, NDArray[Any]]:
-        """Return the stored part; empty if there is none, or it does not fit the model."""
+        """The stored part; empty if there is none, or it does not fit the model."""
         record = self._state.array_records.get(self._key)
         if record is None:
             return {}
@@ -126,17 +126,13 @@ class PersonalClient(NumPyClient):
         first: Mapping[str, NDArray[Any]],
         unit: int = 0,
     ) -> None:
-        """Wrap a client.
+        """Wrap a client that trains and evaluates the whole model, in the order of `first`.
 
-        Args:
-            client: Trains and evaluates the whole model, in the order of `first`.
-            context: See `PersonalPart`.
-            part: See `PersonalPart`.
-            first: See `PersonalPart`.
-            unit: See `PersonalPart`.
+        The other arguments are those of `PersonalPart`.
 
         Raises:
             ValueError: As `PersonalPart`.
+            PermissionError: As `PersonalPart`.
         """
         self.context = context
         self._client, self._part = client, part

@@ -1,6 +1,6 @@
-"""A node's configuration in plain words: what the node will and will not do, and what is wrong.
+"""A node's configuration in plain words, for its owner before the start.
 
-It is for the node's owner, before the start. Nothing is spent or answered.
+Nothing is spent or answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PolicyDescription:
 
     Attributes:
         sentences: What the node will and will not do.
-        wrong: What prevents it, one sentence each; empty if nothing does.
+        wrong: What prevents it, one sentence each; empty: nothing.
     """
 
     sentences: tuple[str, ...]
@@ -37,7 +37,7 @@ class PolicyDescription:
 
 
 def describe_policy(owner: NodeConfig) -> PolicyDescription:
-    """Describe what a node with this configuration will do, after a look at its files."""
+    """Describe what a node will do, after a look at its files."""
     wrong: list[str] = []
     sentences = [
         _required(owner),
@@ -54,7 +54,7 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
 
 
 def describe_limits(owner: NodeConfig) -> PolicyDescription:
-    """Describe the limits of a node for any app: its cap and ledger, apps, times and the end."""
+    """Describe a node's limits for any app: cap, ledger, apps, times and the end."""
     wrong: list[str] = []
     sentences = [] if owner.max_epsilon is None else [_cap(owner)]
     sentences += _ledger(owner, wrong)

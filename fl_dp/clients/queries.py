@@ -1,4 +1,4 @@
-"""Questions about data: a node's part of a statistic, the quality of a model, and a utility.
+"""Questions about data: a node's part of a statistic, a model's quality, and a utility.
 
 Each handler lists its config keys and its reply, which has one record of its kind.
 """
@@ -42,10 +42,10 @@ StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
 
 @runtime_checkable
 class ScoringClient(Protocol):
-    """A client that returns a model's score for each of its records."""
+    """A client that can score its records by a model."""
 
     def scores(self, parameters: NDArrays, config: Config) -> NDArray[Any]:
-        """Return label, 0 or 1, and the model's score in [0, 1] of each record, `(n, 2)`."""
+        """Return each record's label, 0 or 1, and the model's score in [0, 1], `(n, 2)`."""
         ...
 
 
@@ -53,13 +53,12 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
     """Return a handler that contributes to a statistic.
 
     The server is trusted with contributions; it adds the noise (`fl_dp.statistics`). A unit without
-    values contributes zero and only the node's log says so, lest it silence the other units. If no
-    unit has values, the reply is an error.
+    values contributes zero and only the node's log says so, lest it silence the others. If no unit
+    has values, the reply is an error.
 
-    Message: ConfigRecord with `fl-dp-query` and `fl-dp-values`. If the query is of
-    `ScoreHistograms`, one ArrayRecord, the model, whose `ScoringClient.scores` are the values.
-    Reply: MetricRecord `{"fl-dp-contribution": [float]}`, `query.dimension` numbers per hosted
-    unit.
+    Message: ConfigRecord with `fl-dp-query` and `fl-dp-values`. For `ScoreHistograms` also one
+    ArrayRecord, the model, whose `ScoringClient.scores` are the values. Reply: MetricRecord
+    `{"fl-dp-contribution": [float]}`, `query.dimension` numbers per hosted unit.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -93,9 +92,8 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
 def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
     """Return a handler that measures a model on each hosted unit, for private means.
 
-    As `statistic_handler`, about the values of a unit's `evaluate`: its number of examples, its
-    loss under the name `loss`, and its metrics under their own. A unit whose metrics are not all
-    numbers contributes zero.
+    As `statistic_handler`, for what a unit's `evaluate` returns: number of examples, the loss as
+    `loss`, and metrics by their names. If one asked for is no number, the unit contributes zero.
 
     Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-query`, an `Evaluation`.
     Reply: as of `statistic_handler`.
@@ -122,10 +120,10 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
 def _contributions(
     message: Message, config: Config, hosted: int, values_of: Callable[[int], object]
 ) -> Message:
-    """Return a reply with one vector per hosted unit, zero for a unit without values.
+    """Return a reply with one vector per hosted unit, zero without values.
 
     Raises:
-        BaseException: The first failure, if no unit has any.
+        BaseException: The first failure, if no unit has values.
     """
     query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     contributions: list[float] = []
@@ -151,12 +149,12 @@ def utility_handler(
 ) -> ClientAppCallable:
     """Return a handler that evaluates the model and answers with noisy utilities.
 
-    Privacy: as `UtilityQuery` says; a unit that is not hosted or whose `evaluate` fails answers
-    with noise around the null, and only the node's log says so. The noise parameters come from the
+    Privacy: as `UtilityQuery` says. A unit that is not hosted or whose `evaluate` fails answers
+    with noise around the null; only the node's log says so. The noise parameters come from the
     server, which has to be honest about them.
 
-    Message: one ArrayRecord, the current model, and a ConfigRecord with `fl-dp-utility`.
-    Reply: MetricRecord `{"fl-dp-utility": [float]}`, one number per unit asked.
+    Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-utility`. Reply:
+    MetricRecord `{"fl-dp-utility": [float]}`, one number per unit asked.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -200,6 +198,6 @@ def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str)
 def _measured(
     client: NumPyClient, model: ArrayRecord, config: Config
 ) -> tuple[float, dict[str, object]]:
-    """Return a unit's number of examples, and its metrics with its loss by their names."""
+    """Return a unit's number of examples, and its metrics and loss by name."""
     loss, num_examples, metrics = client.evaluate(model.to_numpy_ndarrays(), dict(config))
     return real_number(num_examples), {**metrics_in(metrics), "loss": loss}

@@ -1,19 +1,19 @@
 """Batches in which each record is what it would be alone.
 
-Clipping bounds what one record adds to a sum, and not its effect on other records. Collation can
-cause one: padding to the longest record of a batch changes all others. So records are read one at a
-time, each with its own coins, and a user's collation gets each alone. The results are joined;
-records of different shapes or dtypes make separate batches. PyTorch's default collation stacks
-records and can't mix them, and a `TensorDataset` is rows of tensors. The author of other code may
-declare that records don't meet in it. Then it gets whole batches, which is faster:
+Clipping bounds what one record adds to a sum, not its effect on other records. Collation can cause
+one: padding to a batch's longest record changes all others. So records are read one at a time, each
+with its own coins, and a user's collation gets each alone. The results are joined; records of
+different shapes or dtypes make separate batches. Neither PyTorch's default collation nor a
+`TensorDataset` can mix records. The author of other code may declare the same of it. Then it gets
+whole batches, which is faster:
 
     >>> DataLoader(records, collate_fn=RecordWise(my_collation))
     >>> class MyRecords(Dataset):
     ...     record_wise = True  # its `__getitems__` is
 
-A record that can't be read, or that the collation can't use, is left out alone. Nothing here can
-see whether an item of a data set is made of one record. Authors must avoid mix-up, overlapping
-windows and statistics of the whole set, which put several records into one item.
+A record that can't be read or collated is left out alone. Nothing here can see whether a data set's
+item is made of one record. Authors must avoid mix-up, overlapping windows and statistics of the
+whole set: they put several records into one item.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ TARGET_KEYS = ("label", "labels", "target", "targets")
 class RecordWise:
     """A collation that treats each record the same, whatever others are in the batch.
 
-    A wrapped collation gets whole batches, which is faster. By wrapping it you promise this: if it
-    does not hold, one record can move a step by more than the clipping norm. A data set promises
-    the same of its `__getitems__` by the attribute `record_wise`.
+    By wrapping it you promise this, and it gets whole batches. If it does not hold, one record can
+    move a step by more than the clipping norm. A data set's attribute `record_wise` promises the
+    same of its `__getitems__`.
     """
 
     record_wise = True
@@ -52,25 +52,25 @@ class RecordWise:
         self._collate = collate
 
     def __call__(self, records: Any) -> Any:
-        """Make a batch of records."""
+        """Collate records."""
         return self._collate(records)
 
 
 class FixedLengthPadding(RecordWise):
-    """Collates sequences by padding or cutting each to one fixed length, then by PyTorch's default.
+    """Pads or cuts each sequence to one fixed length, then collates by PyTorch's default.
 
         >>> DataLoader(texts, collate_fn=FixedLengthPadding(128))
 
-    Records are tuples or mappings as usual. Every part with a first dimension is treated as a
-    sequence along it: tokens, attention masks, targets per position.
+    Records are tuples or mappings. Every part with a first dimension is a sequence along it:
+    tokens, attention masks, targets per position.
     """
 
     def __init__(self, length: int, *, value: float = 0) -> None:
         """Set the length.
 
         Args:
-            length: Positions of each padded sequence, at least 1; a public constant.
-            value: Value of missing positions.
+            length: Positions of each sequence, at least 1; a public constant.
+            value: Fills missing positions.
 
         Raises:
             ValueError: The length is not positive.
@@ -104,9 +104,9 @@ class BatchForm:
     """Where a batch has its inputs and its targets.
 
     Attributes:
-        inputs: Key of the inputs if batches are mappings, or keys, which become the model's keyword
-            arguments. None: the only tensor besides the targets.
-        targets: Key of the targets. None: one of `TARGET_KEYS`.
+        inputs: In batches that are mappings: the inputs' key, or keys that become the model's
+            keyword arguments. None: the only tensor besides the targets.
+        targets: The targets' key. None: one of `TARGET_KEYS`.
     """
 
     inputs: str | tuple[str, ...] | None = None
@@ -115,11 +115,11 @@ class BatchForm:
     def split(self, batch: Any) -> tuple[Any, Tensor]:
         """Return inputs, as the model takes them, and targets.
 
-        The targets are the last item of a tuple or a list. If more than one item precedes them, the
-        model gets these as positional arguments.
+        The targets are the last item of a tuple or a list. If several items precede them, these are
+        the model's positional arguments.
 
         Raises:
-            ValueError: It is not clear which is which; the text names the keys.
+            ValueError: It is unclear which is which; the text names the keys.
         """
         if isinstance(batch, Mapping):
             return self._split_mapping(batch)
@@ -163,7 +163,7 @@ Result = TypeVar("Result")
 
 
 class RecordBatches(Dataset[list[Batch]]):
-    """Makes batches of chosen records, and leaves out those that can't be used, one by one."""
+    """Makes batches of chosen records, without those that can't be used."""
 
     def __init__(self, records: Any, collate: Callable[[Any], Any] | None, form: BatchForm) -> None:
         """Read from a data set.
@@ -171,8 +171,8 @@ class RecordBatches(Dataset[list[Batch]]):
         Args:
             records: A data set with `__getitem__`, or with `__getitems__`, which gets one row at a
                 time unless the data set is `record_wise`.
-            collate: The user's collation. None: PyTorch's default.
-            form: Where a batch has its inputs and its targets.
+            collate: The user's. None: PyTorch's default.
+            form: The place of inputs and targets.
         """
         self._records = records
         self._collate = default_collate if collate is None else collate
@@ -186,7 +186,7 @@ class RecordBatches(Dataset[list[Batch]]):
         self._complained = False
 
     def __getitems__(self, rows: list[int]) -> list[Batch]:
-        """Return the batches of some records: one, unless they differ in shape; or none."""
+        """Return some records' batches: one, more where shapes differ, or none."""
         if rows and self._are_tensors:  # no user's code reads tensors
             with Contained():  # on failure each is read alone
                 return [self._at_once(rows)]
@@ -225,13 +225,13 @@ class RecordBatches(Dataset[list[Batch]]):
         """Return a batch of one record; None if the data set itself leaves it out.
 
         Raises:
-            ValueError: It is not a batch of one.
+            ValueError: It is no batch of one.
             Exception: Any error of the data set or the collation.
         """
         return self._one(self._read(row))
 
     def _at_once(self, rows: list[int]) -> Batch:
-        """Return a batch of rows that don't meet where they are read."""
+        """Return a batch of rows that don't meet when read."""
         records = self._records
         while type(records) is Subset:
             rows, records = [int(records.indices[row]) for row in rows], records.dataset
@@ -243,13 +243,13 @@ class RecordBatches(Dataset[list[Batch]]):
         return batch
 
     def _read(self, row: int) -> Any:
-        """Return a list of one record, or a batch of one that the data set makes itself."""
+        """Return a list of one record, or the data set's own batch of one."""
         if hasattr(self._records, "__getitems__"):
             return self._records.__getitems__([row])
         return [self._records[row]]
 
     def _one(self, item: Any) -> Batch | None:
-        """Return the batch of one record's item, as `alone` does."""
+        """Return one item's batch, as `alone` does."""
         batch = self._batch(item)
         if len(batch[1]) > 1:
             raise ValueError(f"one record makes a batch of {len(batch[1])}")
@@ -261,8 +261,8 @@ class RecordBatches(Dataset[list[Batch]]):
         """Return inputs and targets.
 
         Raises:
-            TypeError: The targets are no tensor.
-            ValueError: Inputs and targets have different numbers of records.
+            TypeError: The targets are no tensor, or an input is none.
+            ValueError: Inputs and targets differ in their number of records.
         """
         batch = self._form.split(self._collate(items))
         if not isinstance(batch[1], Tensor):
@@ -286,7 +286,7 @@ def _is_one_record(item: Any) -> bool:
 
 
 def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
-    """Return batches in which those of the same shapes, dtypes and devices are joined."""
+    """Join the batches that agree in shapes, dtypes, devices and layouts."""
     alike: dict[Any, list[Batch]] = {}
     for batch in batches:
         alike.setdefault(_shapes(batch), []).append(batch)
@@ -294,7 +294,7 @@ def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def _kind(value: Any) -> Any:
-    """Return the types in a record: one float would turn all integers of a batch into floats."""
+    """The types in a record: one float would turn a batch's integers into floats."""
     if isinstance(value, Tensor | np.ndarray):
         return type(value), value.dtype
     if isinstance(value, Mapping):
@@ -311,7 +311,7 @@ def _numbers(value: list[Any]) -> bool:
 
 
 def _shapes(tree: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], ...]:
-    """Return path, shape and the other properties that joined tensors have in common."""
+    """The paths, shapes and other properties that joined tensors share."""
     if isinstance(tree, Tensor):
         return ((path, tuple(tree.shape), tree.dtype, tree.device, tree.layout),)
     branches: Iterable[tuple[Any, Any]]

@@ -1,8 +1,8 @@
 """Sums of clipped gradients over chosen records of a data set, whatever single records do.
 
 `ClippedGradients` adds up a batch. This file makes batches, and leaves out, alone, records that
-can't be read, collated or trained on. DP-SGD inside a client takes its steps with such sums, and a
-node of a secure sum sends one.
+can't be read, collated or trained on. DP-SGD inside a client steps with such sums; a node of a
+secure sum sends one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COPIES = 6
 class RecordGradients:
     """The clipped gradients of chosen records, added up.
 
-    Privacy: as of `ClippedGradients`, for one record, zero-out or add/remove neighbours.
+    Privacy: as `ClippedGradients`, for one record, zero-out or add/remove neighbours.
 
     Attributes:
         records: Number of records in the data set; 0 before `read`.
@@ -62,11 +62,11 @@ class RecordGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on the gradient of one record.
-            at_once: Most records at once in memory; None: what fits.
-            form: Where a batch has its inputs and its targets.
+            clipping_norm: L2 bound on one record's gradient.
+            at_once: Most records in memory at once; None: what fits.
+            form: The place of a batch's inputs and targets.
             chance: Seeds the coins of dropout and of reading for each sample. None: the process's
-                generators are left as they are.
+                generators stay as they are.
         """
         self._at_once = at_once
         if not at_once:
@@ -81,7 +81,7 @@ class RecordGradients:
 
     @property
     def contributing(self) -> int:
-        """Number of records whose gradient is in the present sum."""
+        """Number of records in the present sum."""
         return self._clipped.records
 
     def read(self, loader: DataLoader[Any]) -> None:
@@ -92,7 +92,7 @@ class RecordGradients:
     def sum_each(
         self, samples: Iterable[list[int]], take: Callable[[Sequence[Tensor]], None]
     ) -> None:
-        """Pass on the sum over each sample of records, of those that were read.
+        """Pass on the sum over each sample of the records that were read.
 
         Args:
             samples: Numbers of records; an empty list is a sample, too.
@@ -143,7 +143,7 @@ class RecordGradients:
 def _split(
     samples: Iterable[list[int]], at_once: int | None, ends: deque[bool]
 ) -> Iterator[list[int]]:
-    """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
+    """Yield samples in parts that fit into memory; note for each whether its sample ends."""
     for sample in samples:
         most = at_once or max(1, len(sample))
         # At least one part, as a step with an empty sample gets its noise, too.
@@ -154,7 +154,7 @@ def _split(
 
 
 def records_at_once(template: ModuleTemplate) -> int:
-    """Return how many records' gradients fit into this process's share of memory."""
+    """How many records' gradients fit into this process's share of memory."""
     parameters = template.parameters.values()
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     device = template.device
@@ -165,7 +165,7 @@ def records_at_once(template: ModuleTemplate) -> int:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return this process's share of the free memory."""
+    """This process's share of the free memory, in bytes."""
     if device.type == "cuda":
         # Memory that PyTorch reserves counts as used, and is free for this process.
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

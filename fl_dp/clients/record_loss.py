@@ -1,4 +1,4 @@
-"""Losses of single records, also where the model computes them itself."""
+"""Losses of single records, even where the model computes them itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from fl_dp.clients.index_ranges import require_targets
 
 
 class MixesRecords(ValueError):
-    """A loss depends on several records, so that clipping would not bound a record's influence."""
+    """A loss depends on several records: clipping would not bound one record's influence."""
 
 
 class LossOfEach(nn.Module):
     """Each record's own loss under a criterion.
 
-    The mean of a criterion can be over something else: class weights divide every record's gradient
-    by the weights of the batch.
+    A criterion's mean can differ: class weights divide each gradient by the batch's weights.
     """
 
     def __init__(self, criterion: nn.Module) -> None:
@@ -32,9 +31,9 @@ class LossOfEach(nn.Module):
         """Return the losses, `(n,)`.
 
         Raises:
-            IndexError: A label is none of the classes, on any device.
+            IndexError: A label is no class, on any device.
             ValueError: A loss of probabilities gets something else.
-            MixesRecords: The criterion does not give each record one.
+            MixesRecords: The criterion does not give one per record.
         """
         require_targets(self._criterion, outputs, targets)
         losses: Tensor = self._criterion(outputs, targets)
@@ -53,18 +52,18 @@ class LossOfEach(nn.Module):
 
 
 class LossInOutputs(nn.Module):
-    """A criterion for models whose outputs carry the loss, as those of transformers do.
+    """A criterion for models whose outputs carry the loss, such as transformers.
 
         >>> DPSGD(criterion=LossInOutputs(), input_key=("input_ids", "labels"))
 
-    The model gets each record alone, so this is its own loss. Opacus' hooks and ghost clipping are
-    refused: they see whole batches, of which such a model gives the mean.
+    The model gets each record alone, so this is the record's own loss. Opacus' hooks and ghost
+    clipping are refused: for their whole batches such a model gives a mean.
     """
 
     reduction = "mean"
 
     def forward(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the loss of a batch of one record, `(1,)`.
+        """Return one record's loss, `(1,)`.
 
         Raises:
             MixesRecords: There are several records.
@@ -79,21 +78,20 @@ class LossInOutputs(nn.Module):
 
 
 class WithFullMask(nn.Module):
-    """A model of transformers, given its attention mask in a form that `vmap` follows.
+    """A transformers model, given its attention mask in a form that `vmap` follows.
 
         >>> model = WithFullMask(AutoModelForCausalLM.from_pretrained(...), causal=True)
 
-    Models of transformers read values of a mask of two dimensions, which `vmap` can't follow. They
-    use a mask of four dimensions as it is. Arrays have the names of the wrapped model, after
-    `model.`.
+    Such models read values of a mask of two dimensions, which `vmap` can't follow; one of four
+    dimensions they use as it is. Arrays have the wrapped model's names, after `model.`.
     """
 
     def __init__(self, model: nn.Module, *, causal: bool) -> None:
         """Wrap a model.
 
         Args:
-            model: A model that takes `attention_mask` by name.
-            causal: Whether each position sees itself and earlier ones alone, as in a decoder.
+            model: Takes `attention_mask` by name.
+            causal: Whether a position sees only itself and earlier ones, as in a decoder.
         """
         super().__init__()
         self.model = model

@@ -7,9 +7,9 @@
     ...     )
     ... )
 
-The sum over all nodes, divided by the expected number of records in it, is the gradient of one step
-of DP-SGD on the union of their records, and the server optimizer takes that step. Such a sum leaves
-a node only masked and noised (`secure_sum_mod`), as it can be of a single record.
+The sum over all nodes, divided by its expected number of records, is the gradient of one DP-SGD
+step on the union of their records. The server optimizer takes that step. A node's sum can be of a
+single record, so it leaves only masked and noised (`secure_sum_mod`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MARGIN = 1e-5
 
 
 class RecordsOfNode(Protocol):
-    """The records of a node and their gradients, at the model of one message."""
+    """A node's records and their gradients at one message's model."""
 
     def __len__(self) -> int:
         """Return the number of records; it does not leave the node."""
@@ -54,7 +54,7 @@ class RecordsOfNode(Protocol):
 
         Args:
             rows: Numbers of the records; may be empty.
-            clipping_norm: L2 bound on the gradient of one.
+            clipping_norm: L2 bound on one gradient.
 
         Returns:
             An array for each floating-point array of the model, by its name in the message, and the
@@ -78,23 +78,23 @@ def sum_of_records(
     Privacy: for one record on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The reply has the same
     form for no record as for all, and does not tell their number. Where a node's time would show
-    its coins, the gradients of records that were not drawn are computed as well, and dropped. So
-    the number of records is the same for every outcome of the coins. A physical batch size can make
-    it a batch more or less per pass.
+    its coins, gradients of records not drawn are computed, too, and dropped. So every outcome of
+    the coins computes as many records. A physical batch size can make it a batch more or less per
+    pass.
 
     Args:
-        instruction: An instruction with `of_records`, a `sampling_rate` and a bundle.
+        instruction: Has `of_records`, a `sampling_rate` and a bundle.
         model: The model as the server sent it.
         config: The message's config; the records get a copy.
         context: The node's context.
         records_fn: Returns the records; those beyond `max_units` take no part.
 
     Returns:
-        The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the metrics
-        of the reply: the sums of scalars.
+        The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the reply's
+        metrics: the sums of scalars.
 
     Raises:
-        ValueError: The instruction contradicts itself, or the sum is none of this model.
+        ValueError: The instruction contradicts itself, or the sum is not finite or not the model's.
     """
     bundle, rate = _bundle_of(instruction), instruction.sampling_rate
     assert rate is not None  # checked with the bundle
@@ -126,10 +126,10 @@ def sum_of_records(
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:
-    """Return a gradient's clipping norm, such that rounding stays within the charged norm.
+    """Return the clipping norm of gradients with which their rounded sum keeps the charged norm.
 
     Args:
-        bundle: The charged release of the sum, with its grid.
+        bundle: The sum's charged release, with its grid.
         size: Number of coordinates.
 
     Raises:
@@ -144,7 +144,7 @@ def inner_norm(bundle: GaussianBundle, size: int) -> float:
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
-    """Return the bundle of an instruction about a node's records, after checks."""
+    """Return the bundle of an instruction about records, after checks."""
     bundle = instruction.bundle
     if bundle is None or instruction.sampling_rate is None:
         raise ValueError("to sum gradients a node needs a bundle and a sampling_rate")

@@ -1,9 +1,8 @@
 """Worker processes that read records for DP-SGD: a record that ends its worker counts as none.
 
-A `DataLoader` gives up with the first worker that dies, so that the record it was reading would
-decide about all others. Here the records of that batch are read again one by one. A record that
-ends its worker once more, or takes longer than the loader's `timeout`, has no batch, and a new
-worker reads the next one.
+A `DataLoader` gives up with the first worker that dies: the record it was reading would decide
+about all others. Here that batch's records are read again one by one. A record that ends its worker
+again, or takes longer than the loader's `timeout`, has no batch; a new worker reads the next one.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _ORPHAN = 5.0  # seconds between two looks at whether the parent is still alive
 def batches_of_workers(
     records: RecordBatches, samples: Iterable[list[int]], loader: DataLoader[Any]
 ) -> Iterator[list[Batch]]:
-    """Yield the batches of each sample in turn; each worker reads one sample ahead.
+    """Yield each sample's batches in turn; each worker reads one sample ahead.
 
-    Privacy: whether a record is in a batch depends on that record alone, as far as the data set has
-    no state shared by records and the machine's load makes no record late.
+    Privacy: whether a record is in a batch depends on that record alone, if the data set has no
+    state shared by records and the machine's load makes no record late.
 
     Args:
         records: Makes the batches.
         samples: Numbers of records.
-        loader: Gives the number of workers and how they start. Its `timeout`, if it has one, is for
-            a sample and then for each of its records; slower ones count as none.
+        loader: Gives the number of workers and how they start. Its `timeout`, if any, is for a
+            sample and then for each of its records; slower ones count as none.
 
     Raises:
         RuntimeError: A worker ends before it has read anything.
@@ -87,7 +86,7 @@ class _RecordReader:
             logger.debug("worker %d has ended: `finish` will see it", self._number)
 
     def finish(self, rows: list[int]) -> list[Batch]:
-        """Return the batches of the rows begun, without records that end a worker."""
+        """Return the begun rows' batches, without records that end a worker or are too slow."""
         batches = self._received()
         if batches is not None:
             return batches
@@ -125,7 +124,7 @@ class _RecordReader:
             theirs.close()  # so that the worker's end is the end of the connection
 
     def _received(self) -> list[Batch] | None:
-        """Return the worker's batches; None if it has ended, or was too slow."""
+        """The worker's batches; None if it has ended, or was too slow."""
         connection, limit = self._connection, self._loader.timeout or None
         assert connection is not None  # something was begun
         if not self._started:
@@ -154,7 +153,7 @@ class _RecordReader:
 
 
 def _answer(connection: Connection) -> tuple[float, list[Batch]]:
-    """Return the seconds that a worker took, and its batches."""
+    """A worker's seconds and batches."""
     seconds, batches = connection.recv()
     return seconds, batches
 

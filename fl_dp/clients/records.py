@@ -1,4 +1,4 @@
-"""Reading the records of a message, and writing those of a reply."""
+"""Reads the records of a message, and writes those of a reply."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Record = TypeVar("_Record")
 
 
 def only_record(records: Mapping[str, _Record], kind: str) -> tuple[str, _Record]:
-    """Return the one record of a kind and its key.
+    """Return the only record and its key.
 
     Raises:
-        ValueError: There is none or more than one.
+        ValueError: There is none, or more than one.
     """
     if len(records) != 1:
         raise ValueError(f"expected exactly one {kind} in the message, got {len(records)}")
@@ -34,7 +34,7 @@ def only_record(records: Mapping[str, _Record], kind: str) -> tuple[str, _Record
 
 
 def config_of(message: Message) -> Config:
-    """Return the config of a message, empty if it has none.
+    """A message's config, empty if it has none.
 
     Raises:
         ValueError: It has more than one.
@@ -46,7 +46,7 @@ def config_of(message: Message) -> Config:
 
 
 def instruction_of(message: Message) -> RoundInstruction | None:
-    """Return the instruction of a train message; None for other messages and without one.
+    """A train message's instruction; None for other messages and without one.
 
     Raises:
         ValueError: It has more than one.
@@ -62,15 +62,15 @@ def instruction_of(message: Message) -> RoundInstruction | None:
 
 
 def metrics_in(returned: object) -> Mapping[str, Any]:
-    """Return the metrics that a client's function returned; none if they are no dictionary."""
+    """The metrics that a client's function returned, empty if they are no dictionary."""
     return returned if isinstance(returned, Mapping) else {}
 
 
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:
     """Merge metrics into a MetricRecord.
 
-    A metric of another type, or with the name of a required one, is left out: nobody asked for it,
-    and it must not cost the client its contribution. The node's log names it once.
+    A metric that is no number, or has a required one's name, is left out: nobody asked for it, and
+    it must not cost the client its contribution. The node's log names it once.
 
     Raises:
         TypeError: A required value is no number; the text has its key.
@@ -104,7 +104,7 @@ def _say_once(line: str) -> None:
 
 
 def _number(value: Any) -> int | float | list[int] | list[float] | None:
-    """Return a value as a MetricRecord holds it; None if it can't."""
+    """A value as a MetricRecord holds it; None if it can't."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if not isinstance(value, list | tuple):

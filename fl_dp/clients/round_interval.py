@@ -1,12 +1,12 @@
 """Least time between two rounds at a node: one that comes too early is refused, and costs nothing.
 
-A small file beside the ledger holds the moment of the last message of each kind, overwritten by the
-next: no ledger holds a time of a round. It is the moment at which a message was let in, before
-anything was read, so it depends on no record.
+A small file beside the ledger holds the moment of each kind's last message, overwritten by the
+next: no ledger holds a time of a round. It is when the message was let in, before anything was
+read, so it depends on no record.
 
-Setting the clock changes nothing while the machine runs, as times since its start are compared.
-After a restart only the wall clock is left. If that has gone back, the wait begins again, once, so
-that a wrong clock locks nobody out for ever.
+While the machine runs, setting the clock changes nothing: times since the start are compared. After
+a restart only the wall clock is left. If that has gone back, the wait begins again, once: a wrong
+clock locks nobody out for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Moment:
     Attributes:
         wall: Seconds of the wall clock, which may be set.
         since_boot: Seconds since the machine started, which only grow.
-        boot: Id of that start; empty where the system does not say.
+        boot: That start's id; empty where the system does not say.
     """
 
     wall: float
@@ -43,7 +43,7 @@ class Moment:
 
     @classmethod
     def now(cls) -> Moment:
-        """Return this moment."""
+        """This moment."""
         try:
             boot = _BOOT.read_text(encoding="ascii").strip()
         except OSError:
@@ -51,7 +51,7 @@ class Moment:
         return cls(wall=time.time(), since_boot=time.monotonic(), boot=boot)
 
     def after(self, earlier: Moment) -> float:
-        """Return the seconds since an earlier moment; negative if the clocks deny it."""
+        """Seconds since an earlier moment; negative if the clocks deny it."""
         if self.boot and self.boot == earlier.boot:
             return self.since_boot - earlier.since_boot
         return self.wall - earlier.wall
@@ -64,21 +64,21 @@ class RoundInterval:
         """Name the file; the first message makes it.
 
         Args:
-            file: A path in a folder that exists.
+            file: A path in an existing folder.
             now: Returns the moment; None: by the machine's clocks.
         """
         self._file, self._now = file, now or Moment.now
 
     @classmethod
     def beside(cls, ledger: str) -> RoundInterval:
-        """Return the interval of a ledger's file."""
+        """The interval of a ledger's file."""
         return cls(Path(f"{ledger}.rounds"))
 
     def wait_left(self, what: str, seconds: float) -> float:
         """Let a message in and note it, or return how many seconds it comes too early.
 
         Args:
-            what: Kind of the message and name of the data, which share one time.
+            what: The message's kind and the data's name, which share one time.
             seconds: Least time between two such messages.
 
         Returns:

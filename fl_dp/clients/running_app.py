@@ -1,13 +1,12 @@
 """The app of this process, as far as a `ClientApp` can know it, and rules for allowed apps.
 
-Flower tells a `ClientApp` nothing about its own bundle. It unpacks the bundle into a folder of the
-SuperNode, `$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there. Publisher,
-name and version are in that folder's `pyproject.toml`, the first eight digits of the bundle's
-SHA-256 in the folder's name. This file reads them, and not the server's statement on the run.
+Flower tells a `ClientApp` nothing about its bundle. It unpacks it into a folder of the SuperNode,
+`$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there. Publisher, name and
+version are in that folder's `pyproject.toml`, the first eight digits of the bundle's SHA-256 in its
+name. This file reads these, not the server's statement on the run.
 
 It distinguishes apps that include this check. A malicious app would leave it out;
-`--trusted-entities` helps against that. A rule allows some of the apps that a trusted key has
-signed.
+`--trusted-entities` helps against that. A rule allows some of the apps signed by a trusted key.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class RunningApp:
     Attributes:
         name: `publisher/name`.
         version: The app's version.
-        fab_hash: First hexadecimal digits of its bundle's SHA-256: eight, or all of them.
+        fab_hash: First hexadecimal digits of its bundle's SHA-256: eight, or all.
     """
 
     name: str
@@ -43,14 +42,14 @@ class RunningApp:
     fab_hash: str
 
     def __str__(self) -> str:
-        """Return it as an owner writes it."""
+        """The app as an owner writes it."""
         return f"{self.name}=={self.version}@{self.fab_hash}"
 
 
 def running_app() -> RunningApp | None:
-    """Return the app that Flower has loaded into this process; None if that can't be seen.
+    """The app that Flower loaded into this process; None if that can't be seen.
 
-    It can't if the app did not come in a bundle, as when one process plays all nodes.
+    It can't if the app came in no bundle, as when one process plays all nodes.
     """
     # Flower puts the folder of the app that it loads first.
     folder = next((path for path in map(Path, sys.path) if path.parent.name == _APPS), None)
@@ -73,7 +72,7 @@ class AppRule:
     """Apps that an owner allows: a name, perhaps some versions, perhaps one bundle.
 
     Attributes:
-        text: The rule as the owner wrote it.
+        text: The owner's words.
         name: `publisher/name`.
         versions: Allowed versions; an empty set allows all.
         fab_hash: First digits of the bundle's SHA-256, eight or more; empty: any bundle.
@@ -113,7 +112,7 @@ class AppRule:
         return cls(text=text, name=name, versions=allowed, fab_hash=digest)
 
     def allows(self, app: RunningApp) -> bool:
-        """Tell whether an app is one of these; a version that can't be read is none."""
+        """Tell whether an app is allowed; one with an unreadable version is not."""
         # An app's folder shows eight digits, and the bundle itself all of them.
         digits = min(len(self.fab_hash), len(app.fab_hash))
         if app.name != self.name or self.fab_hash[:digits] != app.fab_hash[:digits]:
@@ -128,7 +127,7 @@ def rules_in(value: object) -> tuple[AppRule, ...]:
     """Read rules: a text with spaces between them, or a list of texts.
 
     Raises:
-        ValueError: There are none, or one can't be read.
+        ValueError: There is none, or one can't be read.
     """
     texts = value.split() if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:

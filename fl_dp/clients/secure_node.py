@@ -1,9 +1,9 @@
-"""A node's keys and memory for secure sums, and the messages that are about them alone.
+"""A node's keys and memory for secure sums, and the messages about them alone.
 
 On a real SuperNode both lie beside the node's ledger: `secagg-identity.pem`, which its owner backs
 up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation, which protects
-nobody, they lie under the user's home for as long as the run lasts. Flower's own `Context` would
-not do: of two messages that a simulated node answers at once, one state is lost.
+nobody, they lie under the user's home while the run lasts. Flower's own `Context` would not do: of
+two messages that a simulated node answers at once, one state is lost.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ _LONGEST_IDENTITY, _ROOM = 70, 1000  # characters
 
 @contextmanager
 def secure_node(context: Context) -> Iterator[SecureNode]:
-    """Open a node's keys and memory.
+    """Open a node's keys and memory for the block.
 
     Raises:
         ValueError: A real node has no folder for them, or its files are invalid.
+        Refused: `stale`, if its memory is an older copy.
     """
     owner = NodeConfig.of(context.node_config)
     folder, colluding = keys_folder(context), owner.secagg_colluding
@@ -85,7 +86,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
 def at_work(folder: Path, run: int) -> Iterator[None]:
     """Lock a node's work on a message of a Flower run for the block.
 
-    The lock ends with its process. So a process that gets it knows that no work is in progress.
+    The lock ends with its process. So whoever gets it knows that no work is in progress.
 
     Raises:
         Refused: `busy`, if another message is worked on.
@@ -117,7 +118,7 @@ def _is_open_as(descriptor: int, file: Path) -> bool:
 
 
 def keys_folder(context: Context) -> Path:
-    """Return the folder of a node's keys, real or simulated.
+    """The folder of a node's keys, real or simulated.
 
     Raises:
         ValueError: A real node has none.
@@ -131,7 +132,7 @@ def keys_folder(context: Context) -> Path:
 def _witnessed(store: SQLiteStore, context: Context) -> Iterator[None]:
     """Compare a store's marks with the node's ledger, and note new ones there.
 
-    They are noted before an answer leaves, whatever becomes of the message.
+    That happens before an answer leaves, whatever becomes of the message.
 
     Raises:
         Refused: `stale`, if the store is an older copy.
@@ -173,7 +174,7 @@ def _simulated_folder(context: Context) -> Path:
 
 
 def secure_folder(owner: NodeConfig) -> Path:
-    """Return the folder of a real node's keys: that of its ledger.
+    """The folder of a real node's keys: its ledger's.
 
     Raises:
         ValueError: The node has no ledger in a file.
@@ -189,7 +190,7 @@ def secure_folder(owner: NodeConfig) -> Path:
 
 
 def secure_node_handlers() -> dict[str, ClientAppCallable]:
-    """Return the handlers of QUERY messages that secure sums need, by action."""
+    """The handlers of secure sums' QUERY messages, by action."""
     return {
         KEY_ACTION: _key,
         DIRECTORY_ACTION: _directory,
@@ -207,7 +208,7 @@ def _key(message: Message, context: Context) -> Message:
 
 
 def _asked(message: Message) -> dict[str, Any]:
-    """Return the content of a message about a run, whose longest part are identities of nodes."""
+    """The content of a message about a run; its longest part are identities of nodes."""
     longest = _LONGEST_IDENTITY * MOST_ENTRIES + _ROOM
     return parsed_object(text_of(message.content), "question about a run", longest=longest)
 

@@ -1,9 +1,9 @@
-"""A client of a secure sum: its values leave the node masked, with a share of the noise in them.
+"""A client of a secure sum: its values leave the node masked, with a share of the noise.
 
-    deadline, policy -> secure_sum_mod -> the handler that trains the node's units and sums them
+    deadline, policy -> secure_sum_mod -> the handler that trains and sums the node's units
 
-The inner handler knows nothing of it. It answers with the sum of the node's units in grid steps, as
-it would for a server that adds the noise (`sum_of_units`).
+The inner handler knows nothing of it. It answers with the units' sum in grid steps, as if the
+server added the noise (`sum_of_units`).
 """
 
 from __future__ import annotations
@@ -66,31 +66,31 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """Answer a message that has the terms of a secure sum with masked, noised values.
 
     `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
-    Messages without terms pass.
+    Messages without terms pass, unless they ask for sums over records.
 
     Privacy: the reply alone is uniformly random, whatever the data are. Members open the sum over
     at least as many clients as the terms guarantee. That sum is as private as one Gaussian of the
-    multiplier that is charged here, computed from the terms and the owner's own assumption of who
-    colludes. The charge is written before training. A unit or record that fails contributes zero,
-    alone. A node of one unit whose work fails, and one whose budget is spent, send the same noise
-    around zero, which can't be distinguished from any other; that the node replied is not hidden.
+    multiplier charged here, computed from the terms and the owner's own assumption of who colludes.
+    The charge is written before training. A unit or record that fails contributes zero, alone. A
+    node of one unit whose work fails, and one whose budget is spent, send noise around zero, which
+    can't be distinguished from any other; that the node replied is not hidden.
 
-    If work of several units or records fails or is late as a whole, the node sends nothing, for
-    this sum and the rest of the Flower run: one of them could cause it, and move the sum by all
-    others. The same holds for work that ends the node's process, of one unit, too: otherwise each
-    sum would tell one bit of its data. So a real node marks that work begins, and removes the mark
-    after it. A message that meets work of the same run is told to come again.
+    If work of several units or records fails or is late as a whole, the node sends nothing more in
+    this Flower run: one of them could cause it, and move the sum by all others. The same holds for
+    work that ends the node's process, even of one unit: otherwise each sum would tell one bit of
+    its data. So a real node marks that work begins, and then removes the mark. A message that meets
+    work of the same run is told to come again.
 
-    With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
-    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. If
-    marks and ledger take until the first slot, this sum gets the noise around zero, and no more.
+    With secret coins the answer leaves at `reply_after`, and work has its own process, forked
+    before any key is read. A unit that overruns its slot contributes zero, alone. If marks and
+    ledger take until the first slot, this sum gets the noise around zero, and no more.
 
     Raises:
         Refused: The terms are not what the node was sent, contradict themselves, are less than its
-            owner asks for, or were answered before; `busy`, while an earlier message is worked on.
-            None of that depends on data. `late`, for work that failed, was late or ended its
-            process, now or before in this Flower run, can.
-        ValueError: The message is none that a sum can be made of.
+            owner asks for, or were answered before; `busy`: an earlier message is worked on. These
+            depend on no data. `late` can: work failed, was late or ended its process, now or
+            before in this Flower run.
+        ValueError: No sum can be made of the message.
     """
     text = terms_in(message.content)
     if text is None:
@@ -163,10 +163,10 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
 
 def _answers_after(terms: SumTerms) -> float | None:
-    """Return the seconds after which the node answers; None: when it is ready.
+    """The seconds after which the node answers; None: when it is ready.
 
-    Only the time of secret coins reveals something. Simulated nodes share processors, so that their
-    times reveal nothing.
+    Time reveals something only where coins are secret, and not where simulated nodes share
+    processors.
 
     Raises:
         Refused: Coins would show, or a lying server has the time end within the noise and masks.
@@ -201,7 +201,7 @@ def _values_of(apart: Apart, terms: SumTerms) -> Values:
 
 
 def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
-    """Check that the noise in the terms is for the norms to which units are clipped."""
+    """Check that the terms' noise is for the rate and the norms of the message's units."""
     rate = 1.0 if terms.sampling_rate is None else terms.sampling_rate
     if summed.sampling_rate != rate:
         raise Refused("terms", "the units are to be drawn at another rate than the terms charge")
@@ -218,7 +218,7 @@ def _paid(
     message: Message,
     context: Context,
 ) -> bool:
-    """Charge a sum, and tell whether that could be paid; if not, the node adds noise alone.
+    """Charge a sum, and tell whether it could be paid; if not, the node adds noise alone.
 
     Raises:
         Refused: `policy`, if the run asks for more than it did at first.
@@ -240,7 +240,7 @@ def _paid(
 
 
 def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) -> None:
-    """Check the price that came with the model against the first one of the run.
+    """Check the message's price against the first one of the run.
 
     Raises:
         Refused: `policy`, if it allows itself more of the node, or has other neighbours.
@@ -315,7 +315,7 @@ def _charge(
 def _multiplier_of(
     terms: SumTerms, share: NoiseShare, shares: SharedNoise, context: Context
 ) -> float:
-    """Return the noise multiplier of the shares that the adversary does not know.
+    """The noise multiplier of the shares unknown to the adversary.
 
     Raises:
         ValueError: They are too few to be treated as a Gaussian.
@@ -326,10 +326,10 @@ def _multiplier_of(
 
 
 def _same_each_round(multiplier: float) -> float:
-    """Return a multiplier without its last digits, rounded down.
+    """Round a multiplier down to fewer digits.
 
-    Adaptive clipping moves the grids from round to round, and by a rounding error the multiplier,
-    too. A ledger admits far more repetitions of one event than of events that differ.
+    Adaptive clipping moves the grids each round, and so the multiplier by a rounding error. A
+    ledger admits far more repetitions of one event than of events that differ.
     """
     unit = 10.0 ** (math.floor(math.log10(multiplier)) - _DIGITS)
     return math.floor(multiplier / unit) * unit

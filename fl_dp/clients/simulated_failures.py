@@ -1,7 +1,7 @@
 """Failures in a simulated node's work, stored until its reply reports them.
 
-Code that lets one unit's failure end with that unit notes it here; the outermost layer reports it
-to the server. On a real node nothing is stored, and the node's own log has the text.
+Code that confines a failure to its unit notes it here; the outermost layer reports it to the
+server. On a real node nothing is stored; the node's log has the text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def note_failure(error: BaseException | None, *, whole_node: bool = True) -> Non
     """Store a failure for the reply, in a simulation.
 
     Args:
-        error: The exception of user code; None: there was none.
+        error: Of user code; None: there was none.
         whole_node: Whether the node contributes nothing.
     """
     if error is not None and _noted is not None and in_simulation():
@@ -51,5 +51,5 @@ def failures_mod(message: Message, context: Context, call_next: ClientAppCallabl
 
 
 def unless_simulated(message: str) -> str | None:
-    """Return a real node's log text for a failure; None where the server reports it instead."""
+    """A real node's log text for a failure; None where the server reports it instead."""
     return None if in_simulation() else message

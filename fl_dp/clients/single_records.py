@@ -1,8 +1,8 @@
 """Gradients of single records, each computed from that record alone.
 
-A fresh copy of the model gets each record as a batch of one: all at once under `vmap`, or where
-that can't follow the model, one after the other by autograd, each on a copy of its own. Either way
-no record's gradient depends on others.
+A fresh copy of the model gets each record as a batch of one: all at once under `vmap`, or, where
+that can't follow the model, one by one by autograd, each on its own copy. Either way no record's
+gradient depends on others.
 
     >>> gradients = SingleRecords(ModuleTemplate(model), LossOfEach(nn.CrossEntropyLoss()))
 """
@@ -34,8 +34,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
-    A batch that `vmap` can't follow raises; its records then come here one by one. A record that
-    `vmap` can't follow goes through autograd. So each record decides for itself alone.
+    A batch that `vmap` can't follow raises; its records then come here one by one. Such a record
+    goes through autograd. So each decides for itself alone.
 
     Attributes:
         one_by_one: Never use `vmap`.
@@ -50,7 +50,7 @@ class SingleRecords:
     _warned: bool = field(default=False, init=False)
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
-        """Return the sum of the records' clipped gradients; see `Gradients.clipped_sums`."""
+        """See `Gradients.clipped_sums`."""
         return clipped_sum(self(inputs, targets), clip)
 
     def __call__(self, inputs: Any, targets: Tensor) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""Fixed times for the units of a node, where the time of one may not decide about another.
+"""Fixed time slots for a node's units: the time of one must not decide about another.
 
-A node with secret coins answers at a fixed time. If all its work were cut off there, one slow unit
-would decide whether all others are in the sum. So each has a slot of its own, of equal length and
-at a fixed start, whether its coin came up or not.
+A node with secret coins answers at a fixed time. If that cut off all its work, one slow unit would
+decide whether all others are in the sum. So each unit has its own slot, of equal length and fixed
+start, whether its coin came up or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _USED = 0.8  # share of a slot; the rest is for ending work that overran it
 
 
 class Overrun(Exception):
-    """Other work than a unit's own training took so long that a slot began late."""
+    """A slot began late, because of other work than a unit's own training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +38,18 @@ class Slots:
 
     @classmethod
     def within(cls, began: float, until: float) -> Slots:
-        """Return the slots of a node's work, with some time before and after them."""
+        """Return slots with some time before and after them."""
         margin = _MARGIN * (until - began)
         return cls(begin=began + margin, end=until - margin, until=until)
 
     def waited(self, count: int) -> Iterator[tuple[int, float]]:
-        """Wait for the start of each slot in turn, and yield its number and the end of its use.
+        """Wait for each slot's start in turn, and yield its number and the end of its use.
 
         Args:
-            count: Number of slots, a public number.
+            count: Number of slots; it is public.
 
         Raises:
-            Overrun: A start has passed already.
+            Overrun: A start has passed.
         """
         length = (self.end - self.begin) / count
         for number in range(count):
@@ -70,7 +70,7 @@ _present: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 
 def present_slots() -> Slots | None:
-    """Return the slots of the node's work; None where its time reveals nothing."""
+    """The node's slots; None where its time reveals nothing."""
     return _present.get()
 
 

@@ -1,4 +1,4 @@
-"""The values of a secure sum, which a node reads from a message and its own reply."""
+"""The values of a secure sum, read from a message and the node's own reply."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class AskedSum:
     """Numbers that a message asks a node to add to a sum.
 
     Attributes:
-        segments: Size of each, and the largest L2 norm of one unit of the node in it.
+        segments: Each one's size, and the largest L2 norm of one unit in it.
         sampling_rate: Rate at which each unit takes part.
         price: The sum's price to the node.
         of_one: Whether a failure of all the work can concern one unit only: of several, each would
             decide about all others.
-        values: Reads them from the reply of the handler that made them, bounded once more.
+        values: Reads them from the handler's reply, bounded once more in training.
     """
 
     segments: list[tuple[int, float]]
@@ -54,7 +54,7 @@ class AskedSum:
 
 
 def summed_of(message: Message) -> AskedSum:
-    """Return what a message asks for, without its terms.
+    """Return what a message without its terms asks for.
 
     Raises:
         Refused: `terms`, if it is nothing that can be summed.
@@ -144,7 +144,7 @@ def _of_statistic(message: Message) -> AskedSum:
 def _require_charged(price: SumInstruction) -> None:
     """Check that the price covers what one unit moves the sum by.
 
-    A node sums its first units, up to a number that the server names, and a unit may be alone.
+    A node sums its first units, up to a number that the server names; a unit may be alone.
     """
     if price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise Refused(

@@ -1,4 +1,4 @@
-"""Privacy units after their training on the node, and what a server may learn of them."""
+"""Privacy units after training on the node, and what a server may learn of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ RECORDS_UTILITY = "records"
 
 @dataclass(frozen=True, kw_only=True)
 class UnitReport:
-    """Report of a unit on its training; all of it stays on the node unless asked for.
+    """A unit's report on its training; it stays on the node unless asked for.
 
     Attributes:
-        num_examples: Number of records it was trained on.
+        num_examples: Number of records trained on.
         metrics: Metrics of `NumPyClient.fit`; only those asked for are used.
     """
 
@@ -36,7 +36,7 @@ class UnitReport:
     metrics: Mapping[str, Any]
 
     def weight(self, cap: float | None) -> float:
-        """Return `min(num_examples / cap, 1)`, or 1 without a cap.
+        """Return `min(num_examples / cap, 1)`; 1 without a cap.
 
         Raises:
             ValueError: The cap is not positive, or the number of records is negative or no number.
@@ -50,15 +50,15 @@ class UnitReport:
         return min(records / cap, 1.0)
 
     def measured(self, bundle: GaussianBundle | None) -> dict[str, float]:
-        """Return the metrics that `bundle` names and that are numbers."""
+        """The metrics named by `bundle` that are numbers."""
         asked = () if bundle is None else bundle.metrics
         values = {metric.name: real_number(self.metrics.get(metric.name)) for metric in asked}
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def utility(self, name: str) -> float:
-        """Return the utility of that name, NaN if the client has none.
+        """The utility of that name, NaN if there is none.
 
-        `records` is the number of records; any other name is a metric that `fit` returned.
+        `records` is the number of records; any other name is a metric of `fit`.
         """
         if name == RECORDS_UTILITY:
             return real_number(self.num_examples)
@@ -70,13 +70,13 @@ class TrainedUnit(UnitReport):
     """Result of one `NumPyClient.fit`.
 
     Attributes:
-        arrays: The trained model, under the names of the message.
+        arrays: The trained model, under the message's names.
     """
 
     arrays: ArrayRecord
 
     def weighted_arrays(self, model: ArrayRecord, cap: float | None) -> ArrayRecord:
-        """Return the model plus the update times the unit's weight, in the model's dtypes.
+        """Return the model plus the weighted update, in the model's dtypes.
 
         Raises:
             ValueError: As `weight`, or the arrays are not the model's.
@@ -96,9 +96,9 @@ class TrainedRows:
 
     Attributes:
         units: Their numbers on the node.
-        reports: The report of each, in the same order.
-        vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the
-            floating-point arrays of the message, flat, in its order. It is not changed.
+        reports: Their reports, in the same order.
+        vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the message's
+            floating-point arrays, flat, in its order. Never changed.
     """
 
     units: Sequence[int]
@@ -106,7 +106,7 @@ class TrainedRows:
     vectors: NDArray[np.floating]
 
     def __post_init__(self) -> None:
-        """Check that they belong together.
+        """Check the lengths.
 
         Raises:
             ValueError: There is not one report and one row per unit.
@@ -117,10 +117,10 @@ class TrainedRows:
 
 
 def numpy_client_of(client: object) -> NumPyClient:
-    """Return the `NumPyClient` itself, also if `to_client()` turned it into a `Client`.
+    """Return the `NumPyClient`, even if `to_client()` made it a `Client`.
 
     Raises:
-        TypeError: It is a `Client` of another kind, or nothing that can be trained.
+        TypeError: It is another kind of `Client`, or can't be trained.
     """
     inner = getattr(client, "numpy_client", client)  # Flower's `to_client` stores it there
     if isinstance(inner, Client) or not hasattr(inner, "fit"):
@@ -132,11 +132,11 @@ def numpy_client_of(client: object) -> NumPyClient:
 
 
 def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> TrainedUnit:
-    """Train a client, on arrays and a config of its own.
+    """Train a client, on its own copies of arrays and config.
 
     Raises:
-        ValueError: It returns another number of arrays than the model has, or the model does not
-            have the parameters that a client with a `require_sent` shares.
+        ValueError: It returns another number of arrays than the model has, or the model lacks
+            parameters that a client with a `require_sent` shares.
     """
     require_sent = getattr(client, "require_sent", None)
     if require_sent is not None:  # a `NumPyClient` sees no names
@@ -153,7 +153,7 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
 
 
 def _array_like(received: Array, values: Any) -> Array:
-    """Return a trained array; 16-bit integers that represent bfloat16 have its name again."""
+    """A trained array; 16-bit integers that represent bfloat16 have its name again."""
     array = Array(np.asarray(values))
     if received.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
         array.dtype = received.dtype

@@ -1,7 +1,7 @@
 """A rehearsal for a data set's owner: can DP-SGD train on these records, each by itself?
 
-In training nothing may raise because of a record, so a model that never works yields noise alone
-and a line in the node's log. Here it raises. Run it where the data are; its errors may hold data.
+In training nothing may raise because of a record: a model that never works yields noise alone and a
+line in the node's log. Here it raises. Run it where the data are; its errors may hold data.
 
     >>> check_training(model, loader)
 """
@@ -35,15 +35,15 @@ def check_training(
     """Check on the first few records that each has a gradient, whatever the others are.
 
     Args:
-        model: A model as for `OpacusClient`; only a copy is used.
-        loader: A loader as for `OpacusClient`.
+        model: As for `OpacusClient`; only a copy is used.
+        loader: As for `OpacusClient`, no function.
         dp_sgd: How to train; `DPSGD()` by default. Its mode is tried on these records, too.
-        records: Number of records to check. With collations that pad, take some of different
-            lengths.
+        records: How many to check. With collations that pad, take some of different lengths.
 
     Raises:
-        MixesRecords: Records differ in a batch and alone.
-        ValueError: The model can't be trained, or batches have no inputs and targets.
+        MixesRecords: Gradients differ in a batch and alone.
+        ValueError: The model can't be trained, there is no record, or batches have no inputs and
+            targets.
         Exception: Any error of data set, collation, model and loss.
     """
     how = dp_sgd or DPSGD()
@@ -72,7 +72,7 @@ def check_training(
 
 
 def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Tensor:
-    """Return the sum of the records' gradients, float64, flat."""
+    """The sum of the records' gradients, float64, flat, on the CPU."""
     size = sum(parameter.numel() for parameter in template.parameters.values())
     total = torch.zeros(size).double()
     with own_chance(), WithoutChance():

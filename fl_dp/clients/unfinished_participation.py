@@ -17,15 +17,15 @@ _MARK_TEXT = (
 
 
 class RunIsOver(Exception):
-    """An earlier participation in this run did not end: one record may be the cause."""
+    """An earlier participation in this run did not end."""
 
 
 @dataclass(eq=False)
 class UnfinishedParticipation:
-    """A mark that a participation of one account in one Flower run began and has not ended.
+    """A mark that one account's participation in one Flower run began and has not ended.
 
     A record whose reading ends the process, or fails all of the training, decides about all others.
-    This can't be undone, but it happens once: the mark is written beside the node's ledger before a
+    That can't be undone, but happens once: the mark is written beside the node's ledger before a
     record is read. While it exists the node contributes nothing more to that run.
 
     Attributes:
@@ -36,15 +36,15 @@ class UnfinishedParticipation:
 
     @classmethod
     def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:
-        """Return the mark that lies beside a ledger's file."""
+        """The mark beside a ledger's file."""
         name = hashlib.sha256(account.source.encode()).hexdigest()[:16]
         return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
 
     def require_absent(self) -> None:
-        """Refuse to continue after an earlier participation in the run that did not end.
+        """Check that the mark does not exist.
 
         Raises:
-            RunIsOver: There was one.
+            RunIsOver: It does: an earlier participation in the run did not end.
         """
         if self.file.exists():
             raise RunIsOver(

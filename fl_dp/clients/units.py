@@ -6,10 +6,10 @@
     ... )
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context, 0), units=units)
 
-Each unit is clipped on its own and on an integer grid. So the sum is exact, and a unit moves it by
-no more than the clipping norm, as on a node of its own. Units that are trained together
-(`NodeUnits.train_many`) are clipped apart all the same. Where a node's time would show its secret
-coins, each is trained in a process and a slot of its own (`Slots`).
+Each unit is clipped on its own and on an integer grid, even if units are trained together
+(`NodeUnits.train_many`). So the sum is exact, and a unit moves it by no more than the clipping
+norm, as on a node of its own. Where a node's time would show its secret coins, each is trained in
+its own process and slot (`Slots`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class NodeUnits:
     """The privacy units that a node hosts, numbered from 0.
 
     Attributes:
-        client_fn: Makes the client of one unit from the node's `Context` and the unit's index. It
-            must use that unit's data only, and nothing that another unit left behind.
+        client_fn: Makes one unit's client from the node's `Context` and the unit's index. It must
+            use that unit's data only, and nothing that another unit left behind.
         count: Returns the number of units from the node's `Context` and the message's config. The
             server may learn it, so it must not depend on who takes part.
         train_many: Trains several units at once, for speed; None: one by one. `client_fn` trains
-            the units that it leaves out, and all remaining ones if it raises. A row, or its
-            absence, must depend on that unit's data only. An exception must depend on nobody's
-            data. Not used in slots, where the time of one unit would decide about others.
+            units that it leaves out, and all remaining ones if it raises. A row, or its absence,
+            must depend on that unit's data only, an exception on nobody's. Not used in slots: there
+            one unit's time would decide about others.
     """
 
     client_fn: Callable[[Context, int], NumPyClient | Client]
@@ -66,11 +66,11 @@ class NodeUnits:
 
     @classmethod
     def single(cls, client_fn: Callable[[Context], NumPyClient | Client]) -> NodeUnits:
-        """Return the one unit of a node that is a unit itself."""
+        """The one unit of a node that is a unit itself."""
         return cls(client_fn=lambda context, _: client_fn(context), count=lambda *_: 1)
 
     def client_of(self, context: Context, unit: int) -> NumPyClient:
-        """Return the client of one unit.
+        """One unit's client.
 
         Raises:
             TypeError: `client_fn` returns no client.
@@ -88,25 +88,25 @@ def sum_of_units(
     """Train the units that take part, clip each, and return their sums in grid steps.
 
     Privacy: for one unit on this node, zero-out neighbours, the sums move by at most the bundle's
-    clipping norms whatever the unit does: a unit that is not hosted, raises, or returns anything
+    clipping norms, whatever the unit does. A unit that is not hosted, raises, or returns anything
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
     This supposes that units do not meet in training, as `client_fn` and `train_many` promise. A
-    unit's weight is applied before it is clipped, as on a node of one unit. The server, which is
-    trusted with the sums, adds the noise. With a sampling rate the server is not told who took part
-    or how many did: the coins are secret and a reply has the same form for none as for all. In
-    slots a unit that overruns its own contributes zero, alone. Without slots the time of training
-    is not hidden from the server. A sum without any unit is zero, which is never hidden.
+    unit's weight is applied before clipping, as on a node of one unit. The server, trusted with the
+    sums, adds the noise. With a sampling rate it is not told who or how many took part: the coins
+    are secret, and a reply has the same form for none as for all. In slots a unit that overruns its
+    own contributes zero, alone. Without slots the time of training is not hidden from the server. A
+    sum without any unit is zero, which is never hidden.
 
     Args:
-        instruction: An instruction with `units` or a `sampling_rate`, and a bundle.
+        instruction: Has `units` or a `sampling_rate`, and a bundle.
         model: The model as the server sent it.
         config: The message's config; each client gets a copy.
         context: The node's context, shared by its units.
         units: The hosted units; those beyond `max_units` take no part.
 
     Returns:
-        The sum of updates as `ClippedSum.steps` gives it, and the metrics of the reply: the sums of
-        scalars and, if utilities are asked for, one per unit asked, NaN where there is none.
+        The sum of updates as `ClippedSum.steps` gives it, and the reply's metrics: the sums of
+        scalars and, if asked for, utilities: one per unit asked, NaN where there is none.
 
     Raises:
         ValueError: The instruction contradicts itself. It never depends on a unit.
@@ -157,9 +157,9 @@ class _NodeSums:
         instruction: The round's instruction.
         model: The received model.
         sums: Clipped updates and their scalars.
-        utilities: Utilities of the units that were trained.
+        utilities: Of the units that were trained.
         remaining: Units that take part and are in no sum yet.
-        failures: The exception of each unit that failed.
+        failures: The exception of each failed unit.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _NodeSums:
         self._log_unless_finite(unit, norm)
 
     def add_in(self, slots: Slots, train: Callable[[int], TrainedUnit]) -> None:
-        """Train the remaining units, each in its slot and a process of its own, and add them.
+        """Train the remaining units, each in its own slot and process, and add them.
 
         Raises:
             Overrun: A slot began late.
@@ -218,8 +218,8 @@ class _NodeSums:
         """Add units that were trained together; one with an invalid report contributes zero.
 
         Raises:
-            ValueError: A unit is not among the remaining ones, or comes twice, or the rows are no
-                models. Nothing was added.
+            ValueError: A unit is not remaining, or comes twice, or the rows are no models. Nothing
+                was added.
         """
         if len(set(rows.units)) < len(rows.units) or not set(rows.units) <= set(self.remaining):
             raise ValueError("train_many returned a unit twice, or one that it was not asked for")
@@ -249,7 +249,7 @@ class _NodeSums:
     def _weighted(
         self, vectors: NDArray[np.floating], weights: NDArray[np.float64]
     ) -> NDArray[np.floating]:
-        """Return the rows of `TrainedUnit.weighted_arrays`."""
+        """The rows of `TrainedUnit.weighted_arrays`."""
         light = weights != 1.0
         if not light.any():
             return vectors
@@ -272,7 +272,7 @@ class _NodeSums:
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
-    """Return the bundle of an instruction to a node with several units, after checks."""
+    """Return the bundle of an instruction to several units, after checks."""
     if instruction.bundle is None:
         raise ValueError("to sum its units a node needs to know how to clip them: send a bundle")
     if instruction.units is not None:
@@ -293,7 +293,7 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
 
 
 def _chosen(instruction: RoundInstruction, hosted: int) -> tuple[int, ...]:
-    """Return the units that take part: named, or those whose secret coin came up."""
+    """The units that take part: named, or those whose secret coin came up."""
     if instruction.units is not None:
         return instruction.units
     assert instruction.sampling_rate is not None  # it asks for a sum
