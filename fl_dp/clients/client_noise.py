@@ -80,16 +80,10 @@ def released_content(
 ) -> RecordDict:
     """Let a handler train, and return the model with the released part of its update.
 
-    Nothing else of the handler's reply is used. A failure counts as a zero update.
-
-    Args:
-        message: A message with one model.
-        context: The node's context.
-        call_next: The handler.
-        charge: Pays for the release before the handler is called. It raises
-            `PrivacyBudgetExhausted` if nothing more may be trained.
-        release: Returns an update's private form, float64 of shape `(size,)`. The update may be not
-            finite.
+    Nothing else of the handler's reply is used. A failure counts as a zero update. `charge` pays
+    for the release before the handler is called; it raises `PrivacyBudgetExhausted` if nothing more
+    may be trained. `release` maps an update, perhaps not finite, to its private form, both float64
+    of shape `(size,)`.
 
     Returns:
         One ArrayRecord under the message's key, and `num-examples` of 1.

@@ -3,8 +3,7 @@
 DP-SGD needs a sum that moves by at most the clipping norm when one record is left out. In float32
 it can move further: norms of ten million parameters come out 0.8 % short, and sums in half
 precision lose whole gradients. So a gradient is treated as exact; its norm, clip factor and sum are
-float64, rounded so that no norm is too short. A record whose gradient raises or is not finite has
-none, alone.
+float64, rounded so that no norm is too short.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class ClippedGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on one record's gradient.
+            clipping_norm: L2 bound on one of them.
             at_once: Most records in one pass; None: all. Halved where memory runs out.
         """
         self.totals = template.zeros()
@@ -97,11 +96,9 @@ class ClippedGradients:
         self._finite = 0
 
     def add(self, inputs: Any, targets: Tensor) -> None:
-        """Add a batch's clipped gradients; a record that raises adds nothing.
+        """Add a batch on any device, as `Gradients.clipped_sums` takes it.
 
-        Args:
-            inputs: As in `Gradients.clipped_sums`, on any device.
-            targets: Targets, records first.
+        A record whose gradient raises or is not finite adds nothing, alone.
         """
         count = len(targets)
         if not count:

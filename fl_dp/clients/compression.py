@@ -21,9 +21,9 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
 
         >>> app = ClientApp(mods=[compression_mod])
 
-    Put it first, to encode an update after all noise. `numpy_client_app` and `noised_client_app`
-    have it built in. Integer and boolean arrays do not travel back; a reply's other records do.
-    Messages that ask for no encoding pass.
+    Put it first, to encode after all noise. `numpy_client_app` and `noised_client_app` have it
+    built in. Integer and boolean arrays do not travel back; a reply's other records do. Without a
+    compression in the instruction the reply passes.
 
     Raises:
         ValueError: The model can't be read, the instruction asks to encode a sum in grid steps,

@@ -30,7 +30,7 @@ _PART = 1 << 20  # bytes
 class Apart:
     """Work in its own process, forked now; it begins when its result is asked for.
 
-    It has this process's state at the fork. One array comes back; all other changes stay there.
+    It has this process's state at the fork. One array comes back; other changes stay in it.
     """
 
     def __init__(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> None:
@@ -38,7 +38,7 @@ class Apart:
 
         Args:
             work: Returns float64 of shape `(size,)`; its errors are logged.
-            size: Size of the result.
+            size: The result's size.
             until: Its end by `clock.now`.
 
         Raises:

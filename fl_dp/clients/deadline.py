@@ -31,9 +31,9 @@ def deadline_mod(message: Message, context: Context, call_next: ClientAppCallabl
     """End this process if the message is not answered within its time to live.
 
     A real SuperNode starts a process for each message. The time counts from the message's receipt,
-    as the clocks of server and node may differ, and nobody waits for a later reply. Within a minute
-    the SuperNode notices that the process is gone, replies with an error and takes the next
-    message. The node's log says where the client hung.
+    as server and node clocks may differ; nobody waits for a later reply. Within a minute the
+    SuperNode notices that the process is gone, replies with an error and takes the next message.
+    The node's log says where the client hung.
 
     `numpy_client_app` has it built in. In your own app put it first:
 

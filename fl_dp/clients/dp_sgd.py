@@ -1,21 +1,21 @@
 """DP-SGD with unpredictable randomness, and sums that are bounded by construction.
 
-Each record's gradient is computed from that record alone (`SingleRecords`), or by Opacus if its
-user chose that. Poisson coins and noise come from the operating system's randomness, noise as
-integers on a fixed grid; Opacus uses torch's generator, predictable from its output. Gradients are
-clipped and added up in float64 (`ClippedGradients`). A record that can't be read, or whose gradient
-is not finite or can't be computed, has gradient zero. With Opacus alone it would turn the model
-into NaN or stop the training, and so show its presence. An empty sample is a step of noise alone.
+Each gradient is computed from its record alone (`SingleRecords`), or by Opacus if the user chose
+that. Poisson coins and noise come from the operating system's randomness, noise as integers on a
+fixed grid; Opacus uses torch's generator, predictable from its output. Clipping and sums are in
+float64 (`ClippedGradients`). A record that can't be read, or has no finite gradient, counts as
+gradient zero. With Opacus alone it would turn the model into NaN or stop the training, and so show
+its presence. An empty sample is a step of noise alone.
 
 Only the start and the noised sums leave, through the optimizer. Nothing is read back from a module
 that has seen a record.
 
-Coins of dropout and augmentation are secret, too: for each step the process's generators are seeded
-from the operating system's randomness, then restored. Records of a pass draw together, so a missing
-record moves the others to other coins. These are independent, unknown and of the same law, so the
-law of the others' sum is unchanged.
+Coins of dropout and augmentation are secret, too: each step seeds the process's generators from the
+operating system's randomness; they are restored afterwards. Records of a pass draw together, so a
+missing record moves the others to other coins. These are independent, unknown and of the same law,
+so the law of the others' sum is unchanged.
 
-Not covered: a kernel whose gradient of a record depends on the batch size, and how long a step
+Not covered: a kernel whose gradient of a record depends on the batch's size, and how long a step
 takes.
 
 References:
@@ -66,11 +66,11 @@ class DPSGD(Arguments):
 
     Attributes:
         optimizer: Makes a round's optimizer from the parameters that are not frozen. Its state is
-            new each round, as clients come and go. Momentum or Adam's moments of one round cost
-            nothing: they come from private gradients.
-        criterion: Loss of a batch with `reduction="mean"`. Training uses each record's own loss:
-            class weights do not divide it by the batch's weights, and ignored parts of a record
-            count as zero in its mean. `LossInOutputs` for models that compute it.
+            new each round, as clients come and go; momentum and Adam's moments are made of private
+            gradients, so they cost nothing.
+        criterion: Batch loss with `reduction="mean"`. Training uses each record's own loss: class
+            weights do not divide it by the batch's weights, and ignored parts of a record count as
+            zero in its mean. `LossInOutputs` for models that compute it.
         expected_batch_size: Divisor of a step's noisy sum: a public constant, usually the sampling
             rate times a typical client's records. None: `rate * records` of this client, rounded
             down, as in Opacus; then its number of records is public.
@@ -101,12 +101,9 @@ class DPSGD(Arguments):
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
-        """Return a `RecordGradients` of a model.
+        """Return a model's `RecordGradients`, with this L2 clipping norm of one record's gradient.
 
-        Args:
-            template: The model.
-            clipping_norm: L2 bound on one record's gradient.
-            rng: Seeds the coins of dropout and of reading.
+        `rng` seeds the coins of dropout and of reading.
 
         Raises:
             ValueError: The model can't be trained, on the example or by Opacus.
@@ -206,8 +203,8 @@ def train_on_noise(
 
     Args:
         model: Changed in place.
-        records: Their number, for a denominator that is not a constant; 0 if unknown.
-        plan: The plan that is charged.
+        records: Number, for a denominator that is not a constant; 0 if unknown.
+        plan: As in training.
         how: As in training.
         rng: Source of the noise; a fresh secure one by default.
     """

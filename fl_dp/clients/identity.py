@@ -53,13 +53,8 @@ def identity_handler(
 
     Message: ConfigRecord as of a train message, with `fl-dp-model`, the model's forms. Reply:
     ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
-    `partition-` and its partition's number, else empty.
-
-    Args:
-        app: This app's name.
-        arrays_fn: See `ArraysFn`; None: the node can't tell forms.
-        mods: Flower mods around the training.
-        abilities: The app's.
+    `partition-` and its partition's number, else empty. Without an `arrays_fn` the node can't tell
+    forms. `mods` are around the training.
     """
 
     def answer(message: Message, context: Context) -> Message:

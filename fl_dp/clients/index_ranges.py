@@ -48,10 +48,8 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
 def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None:
     """Check what torch's losses would assert on a GPU.
 
-    Args:
-        criterion: The loss. Only torch's own are checked.
-        outputs: The model's, `(n, classes, ...)` where targets are labels.
-        targets: Targets, `(n, ...)`.
+    Only torch's own losses are checked. Outputs are `(n, classes, ...)` where targets are labels,
+    targets `(n, ...)`.
 
     Raises:
         IndexError: A label is no class.

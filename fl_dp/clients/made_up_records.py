@@ -83,10 +83,7 @@ def gradients_of(
 def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]) -> bool:
     """Tell whether `vmap` gives the gradients of autograd record by record; the log says why not.
 
-    Args:
-        template: As in `gradients_of`.
-        loss: As in `gradients_of`.
-        example: Inputs and targets of at least one made-up record.
+    See `gradients_of` for the arguments.
 
     Raises:
         ValueError: A trained parameter has no gradient on any made-up record; the text names it.
@@ -134,14 +131,11 @@ def require_rows_are_records(
 ) -> None:
     """Check that one of Opacus' ways gives the gradients that the records have alone.
 
-    Args:
-        template: As in `gradients_of`.
-        loss: As in `gradients_of`.
-        gradients: Makes the way.
-        example: Inputs and targets of at least one made-up record.
+    See `gradients_of` for the arguments; `gradients` makes the way.
 
     Raises:
-        ValueError: It does not, or it fails; the text names the parameters that differ.
+        ValueError: It does not, or fails; the text names the parameters that differ.
+        Exception: Any error of model and loss at each made-up record, given alone.
     """
     template, example = _exact(template, loss, example)
     alone = SingleRecords(template, loss, one_by_one=True)
@@ -193,13 +187,9 @@ def _exact(
 
 
 def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
-    """Make `count` records of an example's form.
+    """Make `count` records of the form of an example (inputs and targets, records first).
 
     Numbers are moved at random; tokens, masks and targets are the example's in another order.
-
-    Args:
-        example: Inputs and targets, records first.
-        count: Number of records.
     """
     generator = torch.Generator().manual_seed(count)
     inputs, targets = example

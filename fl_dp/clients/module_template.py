@@ -81,10 +81,10 @@ class ModuleTemplate:
         return [torch.zeros_like(value, dtype=torch.float64) for value in self.parameters.values()]
 
     def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
-        """Return a template with parameters moved at random.
+        """Return a template with trained parameters moved at random, by a fixed seed.
 
         Args:
-            scale: Standard deviation of the move. The generator has a fixed seed.
+            scale: Standard deviation of the move.
             dtype: The new template's floating-point dtype; None: unchanged.
         """
         module = self.copy()

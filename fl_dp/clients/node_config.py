@@ -2,11 +2,11 @@
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-Each key begins with `dp-`. An unknown key with the prefix is refused, and so is a known one without
-it: otherwise an owner who misspells a key would believe the node protected. Keys of others are not
-read. The same keys can stand in a file, `dp-policy-path`, which is read at every message: an owner
-who tightens it need not restart the node. With a cap every message has to offer differential
-privacy, unless the owner writes that it need not.
+Each key begins with `dp-`. An unknown key with the prefix is refused, and a known one without it:
+otherwise an owner who misspells a key would believe the node protected. Keys of others are not
+read. The same keys can stand in a file, `dp-policy-path`, read at every message: an owner who
+tightens it need not restart the node. With a cap every message has to offer differential privacy,
+unless the owner writes that it need not.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class NodeConfig(BaseModel):
 
     @property
     def cap(self) -> PrivacyBudget | None:
-        """The cap over everything that is ever charged for the node's data; None: there is none."""
+        """The cap over everything ever charged for the node's data; None: no cap."""
         if self.max_epsilon is None:
             return None
         return PrivacyBudget(epsilon=self.max_epsilon, delta=self.max_delta)
@@ -322,7 +322,7 @@ class NodeConfig(BaseModel):
 
     @property
     def node_name(self) -> str:
-        """The stable name of the node: `dp-unit-name`, else its partition's; empty without both."""
+        """The node's stable name: `dp-unit-name`, else its partition's; empty without both."""
         if self.unit_name is not None:
             return self.unit_name
         if self.partition_id is None:
@@ -331,7 +331,7 @@ class NodeConfig(BaseModel):
 
     @property
     def source(self) -> str:
-        """The most lasting name that the node has for its data."""
+        """The node's most lasting name for its data."""
         # Nameless nodes with one ledger count as one, which charges too much, never too little.
         return self.dataset_name or self.node_name or "the data of this ledger"
 

@@ -62,16 +62,16 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     that hide a record, not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside all but the deadline.
 
-    Nothing but the name is answered from the day on which the owner's permission ends, or after it
-    was revoked (`fl-dp node revoke`), or by an app that the owner does not allow
-    (`dp-allowed-apps`). A message that comes sooner than `dp-min-round-interval` after the last of
-    its kind is refused before any charge. A model with parameters that the owner does not share
-    (`dp-shared-parameters`) is not trained, nor one on features of an encoder that the owner does
-    not name (`dp-encoder-digests`).
+    Nothing but the identity query is answered from the day on which the owner's permission ends,
+    after it was revoked (`fl-dp node revoke`), or by an app that the owner does not allow
+    (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind is
+    refused before any charge. No model is trained with parameters that the owner does not share
+    (`dp-shared-parameters`), or on features of an encoder not named (`dp-encoder-digests`).
 
-    The same holds where the SuperNode is seen to run unverified apps, if the owner requires privacy
-    and does not allow them. That protects an owner who forgot the option, not against a malicious
-    app: this check is part of the app. If it can't be seen, the node's log says once what to do.
+    An owner who requires privacy answers nothing else either where the SuperNode is seen to run
+    unverified apps, unless these are allowed. That protects an owner who forgot the option, not
+    against a malicious app, which leaves the check out. Where it can't be seen, the node's log says
+    once what to do.
 
     Raises:
         PolicyRefusal: The message is refused.
@@ -113,12 +113,8 @@ def refusal_of_training(
 ) -> str | None:
     """Return why the owner does not allow a rehearsed training or statistic; None: it is allowed.
 
-    The node answers each of its messages alike, except one that comes too early.
-
-    Args:
-        owner: The owner's configuration.
-        config: The rehearsal's query.
-        parameters: Names of the model's parameters.
+    The node answers each of its messages alike, except one that comes too early. `config` is the
+    rehearsal's query, `parameters` names the model's.
     """
     instruction = RoundInstruction.from_config(config)
     of_rounds = instruction is not None and instruction.secure_sum is not None
@@ -150,7 +146,8 @@ def _require_offered(owner: NodeConfig, offered: frozenset[str]) -> None:
 def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
     """Refuse everything once the owner's permission has ended, or was revoked.
 
-    A ledger that can't be read may be passed over if every release for the message is `charged`.
+    A ledger that can't be read raises, unless every release for the message is `charged`: the
+    charge itself fails then.
     """
     if owner.has_expired:
         raise PolicyRefusal(

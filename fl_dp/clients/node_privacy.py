@@ -40,7 +40,7 @@ logger = logging.getLogger("flwr.fl_dp.client")
 
 @dataclass(frozen=True, kw_only=True)
 class NodePrivacy:
-    """The node owner's side of every promise.
+    """The owner's side of every promise.
 
     Attributes:
         ledger: The ledger's file or database URL; None: the owner named none.
@@ -64,10 +64,8 @@ class NodePrivacy:
     def from_context(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
         """Return what the owner's configuration allows.
 
-        Args:
-            context: The node's context.
-            config: The message's; only a simulation reads it, for its folder of ledgers.
-            unit: Index among the node's privacy units.
+        Only a simulation reads the message's config, for its folder of ledgers. `unit` is an index
+        among the node's privacy units.
 
         Raises:
             NodeConfigError: The configuration is invalid (`NodeConfig.of`).
@@ -145,11 +143,9 @@ class NodePrivacy:
         return plan.within(PrivacyBudget(epsilon=self.record_epsilon, delta=plan.budget.delta))
 
     def limit(self, budget: PrivacyBudget, *, training: str = "") -> RunLimit:
-        """The limit of the run that asks, over that run alone.
+        """The limit of the run that asks for a budget, over that run alone.
 
-        Args:
-            budget: The budget that the run asks for.
-            training: The training's name, the same after a restart; empty: it is Flower's run.
+        `training` is the training's name, the same after a restart; empty: it is Flower's run.
         """
         from fl_dp.ledger.node import RunLimit  # needs SciPy
 

@@ -65,10 +65,10 @@ def numpy_client_app(
 
     - `num-examples` is 1 in every reply; only metrics that the instruction names are sent. The true
       number of records, from `fit`, becomes a weight on the node.
-    - A utility is `records` (that number) or a metric that `fit` returned, for instance its `loss`;
-      one that is missing or no number is not sent.
+    - A utility is `records` (that number) or a metric of `fit`, for instance its `loss`; one that
+      is missing or no number is not sent.
     - An evaluate message with a query (`evaluate_federation`) gets bounded measurements of each
-      hosted unit; one without is answered as by any Flower client.
+      hosted unit; one without, what any Flower client answers.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); without `units`,
       `client_fn` makes the client of the node's only unit, number 0.
     - Where units are records, their clipped gradients are summed (`sum_of_records`); they leave the
@@ -83,10 +83,10 @@ def numpy_client_app(
     Args:
         client_fn: Makes the client for one message from the node's `Context`: a `NumPyClient`, or
             the result of its `to_client()`. None: this node answers with sums alone.
-        mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
-            stops exception texts at the node.
-        units: The privacy units of a node that hosts more than one.
-        records: A node's records where each is a privacy unit, such as `NodeRecords`.
+        mods: Flower mods around train and evaluate, outermost first, inside the guard that stops
+            exception texts at the node.
+        units: The privacy units of a node that hosts several.
+        records: Records that are each a privacy unit, such as `NodeRecords`.
         statistics_fn: One unit's values, for private statistics; see `StatisticsFn`. If it raises,
             that unit contributes zero. None: this node answers none.
         arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
@@ -217,7 +217,7 @@ def _answer_of_one(
 def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallable:
     """Run mods, outermost first, and a handler; reply to an exception without its text.
 
-    That text can carry data. The node's log has it; a simulated node sends it whole.
+    The node's log has it; a simulated node sends it whole.
     """
     for mod in reversed(mods):
         handler = _wrapped(mod, handler)

@@ -8,8 +8,8 @@
     >>> app = numpy_client_app(client_fn)
 
 Each participation is written to the node's ledger before a record is read. Unlike Flower's
-`Context.state`, the ledger survives a handler that raises, a process that dies, a restarted
-SuperNode, another run.
+`Context.state` it survives a handler that raises, a dead process, a restarted SuperNode, another
+run.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class OpacusClient(NumPyClient):
     noise around the model. Its arrays and keys are as always, and it does not say why. Not hidden:
     that it replied, how long it took, and whether its source's budget is spent.
 
-    A record whose reading ends a worker of the loader, or outlasts the loader's `timeout`, counts
-    as zero, alone. One that ends the process, or fails all of the training, shows once in a Flower
-    run: the node puts a mark beside its ledger's file, and contributes nothing more to that run.
-    There is no mark in a simulation, which protects nobody, nor for a ledger in a database.
+    A record whose reading ends a loader's worker, or outlasts the loader's `timeout`, counts as
+    zero, alone. One that ends the process, or fails all of the training, shows once in a Flower
+    run: the node marks it beside its ledger's file, and contributes nothing more to that run. No
+    mark is made in a simulation, which protects nobody, or for a ledger in a database.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class OpacusClient(NumPyClient):
         ledger have theirs in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Args:
-            context: Flower's context of the node.
+            context: The node's context.
             model: As in the constructor.
             loader: As in the constructor.
             plan: As in the constructor.
@@ -214,7 +214,7 @@ class OpacusClient(NumPyClient):
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Refuse: a measurement on private records would be an uncharged release.
+        """Refuse: measuring private records would be an uncharged release.
 
         Raises:
             ValueError: Always. Evaluate at the server, on public data, or override this.
@@ -274,7 +274,7 @@ class OpacusClient(NumPyClient):
         return UnfinishedParticipation.beside(ledger, self._account, self._use)
 
     def _train(self, ledger: NodeLedger, charge: int, participation: PrivateSteps) -> None:
-        """Train the model.
+        """Read and train.
 
         Raises:
             _NothingToRelease: The data have spent their budget elsewhere.

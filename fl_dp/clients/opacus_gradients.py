@@ -61,11 +61,7 @@ class HookGradients:
     holds_all = True
 
     def __init__(self, template: ModuleTemplate, loss: nn.Module) -> None:
-        """Take a model.
-
-        Args:
-            template: The model.
-            loss: Maps a batch's outputs and targets to each record's loss, `(n,)`.
+        """Take a model; `loss` maps outputs and targets to each record's loss, `(n,)`.
 
         Raises:
             NotImplementedError: Opacus can't train the model.

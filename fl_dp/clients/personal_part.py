@@ -6,8 +6,8 @@
     ...     return PersonalClient(client, context, part=part, first=get_arrays(MyModel()))
     >>> app = numpy_client_app(client_fn)
 
-The server starts with `part.of_model(...)`, so it never has the rest. Flower's `Context.state`
-holds one personal part per unit, for one run. A node that lost it starts from the first one.
+The server starts with `part.of_model(...)`: it never has the rest. Flower's `Context.state` holds
+one personal part per unit, for one run. A node that lost it starts from the first one.
 
 Privacy, of whole clients: the shared update leaves, clipped after the filter. So the promise is
 that of the shared parameters, whatever the personal part has become. Of records: it holds only if

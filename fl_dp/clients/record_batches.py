@@ -4,16 +4,16 @@ Clipping bounds what one record adds to a sum, not its effect on other records. 
 one: padding to a batch's longest record changes all others. So records are read one at a time, each
 with its own coins, and a user's collation gets each alone. The results are joined; records of
 different shapes or dtypes make separate batches. Neither PyTorch's default collation nor a
-`TensorDataset` can mix records. The author of other code may declare the same of it. Then it gets
-whole batches, which is faster:
+`TensorDataset` can mix records. Authors may declare the same of other code; it gets whole batches,
+which is faster:
 
     >>> DataLoader(records, collate_fn=RecordWise(my_collation))
     >>> class MyRecords(Dataset):
     ...     record_wise = True  # its `__getitems__` is
 
-A record that can't be read or collated is left out alone. Nothing here can see whether a data set's
-item is made of one record. Authors must avoid mix-up, overlapping windows and statistics of the
-whole set: they put several records into one item.
+A record that can't be read or collated is left out alone. Nothing here sees whether an item of a
+data set is made of one record. Authors must avoid mix-up, overlapping windows and statistics of the
+whole set: these put several records into one item.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class BatchForm:
     """Where a batch has its inputs and its targets.
 
     Attributes:
-        inputs: In batches that are mappings: the inputs' key, or keys that become the model's
-            keyword arguments. None: the only tensor besides the targets.
+        inputs: See `DPSGD.input_key`.
         targets: The targets' key. None: one of `TARGET_KEYS`.
     """
 
@@ -115,8 +114,8 @@ class BatchForm:
     def split(self, batch: Any) -> tuple[Any, Tensor]:
         """Return inputs, as the model takes them, and targets.
 
-        The targets are the last item of a tuple or a list. If several items precede them, these are
-        the model's positional arguments.
+        Of a tuple or a list the targets are the last item; several items before them are the
+        model's positional arguments.
 
         Raises:
             ValueError: It is unclear which is which; the text names the keys.
@@ -172,7 +171,7 @@ class RecordBatches(Dataset[list[Batch]]):
             records: A data set with `__getitem__`, or with `__getitems__`, which gets one row at a
                 time unless the data set is `record_wise`.
             collate: The user's. None: PyTorch's default.
-            form: The place of inputs and targets.
+            form: Where a batch has inputs and targets.
         """
         self._records = records
         self._collate = default_collate if collate is None else collate

@@ -62,9 +62,9 @@ class RecordGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on one record's gradient.
+            clipping_norm: L2 bound on one of them.
             at_once: Most records in memory at once; None: what fits.
-            form: The place of a batch's inputs and targets.
+            form: Where a batch has inputs and targets.
             chance: Seeds the coins of dropout and of reading for each sample. None: the process's
                 generators stay as they are.
         """

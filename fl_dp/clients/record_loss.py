@@ -33,7 +33,7 @@ class LossOfEach(nn.Module):
         Raises:
             IndexError: A label is no class, on any device.
             ValueError: A loss of probabilities gets something else.
-            MixesRecords: The criterion does not give one per record.
+            MixesRecords: The criterion gives not one per record.
         """
         require_targets(self._criterion, outputs, targets)
         losses: Tensor = self._criterion(outputs, targets)
@@ -82,8 +82,8 @@ class WithFullMask(nn.Module):
 
         >>> model = WithFullMask(AutoModelForCausalLM.from_pretrained(...), causal=True)
 
-    Such models read values of a mask of two dimensions, which `vmap` can't follow; one of four
-    dimensions they use as it is. Arrays have the wrapped model's names, after `model.`.
+    Such models read a two-dimensional mask's values, which `vmap` can't follow; a four-dimensional
+    one they use as it is. Arrays have the wrapped model's names, after `model.`.
     """
 
     def __init__(self, model: nn.Module, *, causal: bool) -> None:

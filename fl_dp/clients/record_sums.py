@@ -78,16 +78,12 @@ def sum_of_records(
     Privacy: for one record on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The reply has the same
     form for no record as for all, and does not tell their number. Where a node's time would show
-    its coins, gradients of records not drawn are computed, too, and dropped. So every outcome of
-    the coins computes as many records. A physical batch size can make it a batch more or less per
-    pass.
+    its coins, gradients of records not drawn are computed, too, and dropped. So as many records are
+    computed for every outcome of the coins. A physical batch size can make it a batch more or less
+    per pass.
 
-    Args:
-        instruction: Has `of_records`, a `sampling_rate` and a bundle.
-        model: The model as the server sent it.
-        config: The message's config; the records get a copy.
-        context: The node's context.
-        records_fn: Returns the records; those beyond `max_units` take no part.
+    The instruction has `of_records`, a `sampling_rate` and a bundle. Records beyond its `max_units`
+    take no part. `records_fn` gets a copy of the config.
 
     Returns:
         The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the reply's
@@ -126,7 +122,7 @@ def sum_of_records(
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:
-    """Return the clipping norm of gradients with which their rounded sum keeps the charged norm.
+    """Return a gradient's clipping norm such that rounding stays within the charged norm.
 
     Args:
         bundle: The sum's charged release, with its grid.

@@ -36,11 +36,8 @@ def batches_of_workers(
     Privacy: whether a record is in a batch depends on that record alone, if the data set has no
     state shared by records and the machine's load makes no record late.
 
-    Args:
-        records: Makes the batches.
-        samples: Numbers of records.
-        loader: Gives the number of workers and how they start. Its `timeout`, if any, is for a
-            sample and then for each of its records; slower ones count as none.
+    `samples` hold numbers of records. The loader gives the number of workers and how they start.
+    Its `timeout`, if any, is for a sample, then for each of its records.
 
     Raises:
         RuntimeError: A worker ends before it has read anything.

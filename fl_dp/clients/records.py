@@ -1,4 +1,4 @@
-"""Reads the records of a message, and writes those of a reply."""
+"""Reads a message's records, and writes a reply's."""
 
 from __future__ import annotations
 

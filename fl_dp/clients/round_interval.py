@@ -1,11 +1,11 @@
 """Least time between two rounds at a node: one that comes too early is refused, and costs nothing.
 
 A small file beside the ledger holds the moment of each kind's last message, overwritten by the
-next: no ledger holds a time of a round. It is when the message was let in, before anything was
-read, so it depends on no record.
+next: no ledger holds a time of a round. The message was let in then, before anything was read, so
+the moment depends on no record.
 
-While the machine runs, setting the clock changes nothing: times since the start are compared. After
-a restart only the wall clock is left. If that has gone back, the wait begins again, once: a wrong
+While the machine runs, setting the clock changes nothing: times since its start are compared. After
+a restart only the wall clock is left. If it has gone back, the wait begins again, once: a wrong
 clock locks nobody out for ever.
 """
 
@@ -61,11 +61,9 @@ class RoundInterval:
     """The moments of the last messages at one ledger's node."""
 
     def __init__(self, file: Path, *, now: Callable[[], Moment] | None = None) -> None:
-        """Name the file; the first message makes it.
+        """Name a file in an existing folder; the first message makes it.
 
-        Args:
-            file: A path in an existing folder.
-            now: Returns the moment; None: by the machine's clocks.
+        `now` returns the moment; None: by the machine's clocks.
         """
         self._file, self._now = file, now or Moment.now
 

@@ -33,7 +33,6 @@ class RunningApp:
 
     Attributes:
         name: `publisher/name`.
-        version: The app's version.
         fab_hash: First hexadecimal digits of its bundle's SHA-256: eight, or all.
     """
 
@@ -72,7 +71,7 @@ class AppRule:
     """Apps that an owner allows: a name, perhaps some versions, perhaps one bundle.
 
     Attributes:
-        text: The owner's words.
+        text: As the owner wrote it.
         name: `publisher/name`.
         versions: Allowed versions; an empty set allows all.
         fab_hash: First digits of the bundle's SHA-256, eight or more; empty: any bundle.

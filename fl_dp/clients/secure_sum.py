@@ -66,20 +66,20 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """Answer a message that has the terms of a secure sum with masked, noised values.
 
     `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
-    Messages without terms pass, unless they ask for sums over records.
+    Messages without terms pass; those that ask for gradients of records are refused.
 
     Privacy: the reply alone is uniformly random, whatever the data are. Members open the sum over
     at least as many clients as the terms guarantee. That sum is as private as one Gaussian of the
     multiplier charged here, computed from the terms and the owner's own assumption of who colludes.
     The charge is written before training. A unit or record that fails contributes zero, alone. A
-    node of one unit whose work fails, and one whose budget is spent, send noise around zero, which
-    can't be distinguished from any other; that the node replied is not hidden.
+    node of one unit whose work fails, and one whose budget is spent, send the same noise around
+    zero, which can't be distinguished from any other; that the node replied is not hidden.
 
-    If work of several units or records fails or is late as a whole, the node sends nothing more in
-    this Flower run: one of them could cause it, and move the sum by all others. The same holds for
-    work that ends the node's process, even of one unit: otherwise each sum would tell one bit of
-    its data. So a real node marks that work begins, and then removes the mark. A message that meets
-    work of the same run is told to come again.
+    If work of several units or records fails or is late as a whole, the node sends nothing for this
+    sum and the rest of the Flower run: one of them could cause it, and move the sum by all others.
+    The same holds for work that ends the node's process, even of one unit: otherwise each sum would
+    tell one bit of its data. So a real node sets a mark before work, and removes it after. A
+    message that meets work of the same run is told to come again.
 
     With secret coins the answer leaves at `reply_after`, and work has its own process, forked
     before any key is read. A unit that overruns its slot contributes zero, alone. If marks and
@@ -165,7 +165,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 def _answers_after(terms: SumTerms) -> float | None:
     """The seconds after which the node answers; None: when it is ready.
 
-    Time reveals something only where coins are secret, and not where simulated nodes share
+    Only the time of secret coins reveals something, and not in a simulation, whose nodes share
     processors.
 
     Raises:
@@ -328,8 +328,8 @@ def _multiplier_of(
 def _same_each_round(multiplier: float) -> float:
     """Round a multiplier down to fewer digits.
 
-    Adaptive clipping moves the grids each round, and so the multiplier by a rounding error. A
-    ledger admits far more repetitions of one event than of events that differ.
+    Adaptive clipping moves the grids each round, and the multiplier by a rounding error. A ledger
+    admits far more repetitions of one event than events that differ.
     """
     unit = 10.0 ** (math.floor(math.log10(multiplier)) - _DIGITS)
     return math.floor(multiplier / unit) * unit

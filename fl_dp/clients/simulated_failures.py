@@ -20,11 +20,9 @@ _noted: list[Failure] | None = None  # of the message that is answered now: one 
 
 
 def note_failure(error: BaseException | None, *, whole_node: bool = True) -> None:
-    """Store a failure for the reply, in a simulation.
+    """Store a failure of user code, if any, for the reply, in a simulation.
 
-    Args:
-        error: Of user code; None: there was none.
-        whole_node: Whether the node contributes nothing.
+    `whole_node`: whether the node contributes nothing.
     """
     if error is not None and _noted is not None and in_simulation():
         _noted.append(Failure.from_exception(error, whole_node=whole_node))

@@ -34,8 +34,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
-    A batch that `vmap` can't follow raises; its records then come here one by one. Such a record
-    goes through autograd. So each decides for itself alone.
+    A batch that `vmap` can't follow raises; its records then come here one by one, and each decides
+    for itself alone whether it goes through autograd.
 
     Attributes:
         one_by_one: Never use `vmap`.
@@ -77,7 +77,7 @@ class SingleRecords:
         return gradients
 
     def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """Return the same of all records at once.
+        """The same of all records at once.
 
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
@@ -98,7 +98,7 @@ class SingleRecords:
         return list(by_name.values())
 
     def by_autograd(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """Return the same of one record after the other.
+        """The same of one record after the other.
 
         Raises:
             Exception: Any error of model and loss at these records.

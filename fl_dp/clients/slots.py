@@ -43,10 +43,9 @@ class Slots:
         return cls(begin=began + margin, end=until - margin, until=until)
 
     def waited(self, count: int) -> Iterator[tuple[int, float]]:
-        """Wait for each slot's start in turn, and yield its number and the end of its use.
+        """Wait for the start of each of `count` slots in turn; yield its number and end of use.
 
-        Args:
-            count: Number of slots; it is public.
+        The count is public.
 
         Raises:
             Overrun: A start has passed.

@@ -43,7 +43,7 @@ class AskedSum:
         price: The sum's price to the node.
         of_one: Whether a failure of all the work can concern one unit only: of several, each would
             decide about all others.
-        values: Reads them from the handler's reply, bounded once more in training.
+        values: Reads them from the handler's reply, and bounds them once more.
     """
 
     segments: list[tuple[int, float]]

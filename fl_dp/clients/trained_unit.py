@@ -96,7 +96,7 @@ class TrainedRows:
 
     Attributes:
         units: Their numbers on the node.
-        reports: Their reports, in the same order.
+        reports: In the same order.
         vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the message's
             floating-point arrays, flat, in its order. Never changed.
     """

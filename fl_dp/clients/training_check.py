@@ -1,7 +1,7 @@
 """A rehearsal for a data set's owner: can DP-SGD train on these records, each by itself?
 
-In training nothing may raise because of a record: a model that never works yields noise alone and a
-line in the node's log. Here it raises. Run it where the data are; its errors may hold data.
+In training no record may raise: a model that never works yields noise alone, and a line in the
+node's log. Here it raises. Run it where the data are; its errors may hold data.
 
     >>> check_training(model, loader)
 """
@@ -32,11 +32,11 @@ _TOLERANCE = 1e-3
 def check_training(
     model: nn.Module, loader: DataLoader[Any], dp_sgd: DPSGD | None = None, *, records: int = 8
 ) -> None:
-    """Check on the first few records that each has a gradient, whatever the others are.
+    """Check on the first records that each has a gradient, whatever the others are.
 
     Args:
         model: As for `OpacusClient`; only a copy is used.
-        loader: As for `OpacusClient`, no function.
+        loader: As for `OpacusClient`, but no function.
         dp_sgd: How to train; `DPSGD()` by default. Its mode is tried on these records, too.
         records: How many to check. With collations that pad, take some of different lengths.
 

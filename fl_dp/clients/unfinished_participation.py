@@ -1,4 +1,4 @@
-"""The mark of a participation that did not end: one record may be the cause, and it shows once."""
+"""The mark of a participation that did not end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK_TEXT = (
 
 
 class RunIsOver(Exception):
-    """An earlier participation in this run did not end."""
+    """An earlier participation in this run did not end: one record may be the cause."""
 
 
 @dataclass(eq=False)

@@ -7,9 +7,8 @@
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context, 0), units=units)
 
 Each unit is clipped on its own and on an integer grid, even if units are trained together
-(`NodeUnits.train_many`). So the sum is exact, and a unit moves it by no more than the clipping
-norm, as on a node of its own. Where a node's time would show its secret coins, each is trained in
-its own process and slot (`Slots`).
+(`NodeUnits.train_many`). So the sum is exact, and a unit moves it as on a node of its own. Where a
+node's time would show its secret coins, each is trained in its own process and slot (`Slots`).
 """
 
 from __future__ import annotations
@@ -97,12 +96,8 @@ def sum_of_units(
     own contributes zero, alone. Without slots the time of training is not hidden from the server. A
     sum without any unit is zero, which is never hidden.
 
-    Args:
-        instruction: Has `units` or a `sampling_rate`, and a bundle.
-        model: The model as the server sent it.
-        config: The message's config; each client gets a copy.
-        context: The node's context, shared by its units.
-        units: The hosted units; those beyond `max_units` take no part.
+    The instruction has `units` or a `sampling_rate`, and a bundle. Hosted units beyond its
+    `max_units` take no part. Each client gets a copy of the config; units share the context.
 
     Returns:
         The sum of updates as `ClippedSum.steps` gives it, and the reply's metrics: the sums of
@@ -154,8 +149,6 @@ class _NodeSums:
     """A node's sums over its units; a unit is in all of them or in none.
 
     Attributes:
-        instruction: The round's instruction.
-        model: The received model.
         sums: Clipped updates and their scalars.
         utilities: Of the units that were trained.
         remaining: Units that take part and are in no sum yet.
@@ -218,8 +211,8 @@ class _NodeSums:
         """Add units that were trained together; one with an invalid report contributes zero.
 
         Raises:
-            ValueError: A unit is not remaining, or comes twice, or the rows are no models. Nothing
-                was added.
+            ValueError: A unit is not remaining or comes twice, or rows are no models. Nothing was
+                added.
         """
         if len(set(rows.units)) < len(rows.units) or not set(rows.units) <= set(self.remaining):
             raise ValueError("train_many returned a unit twice, or one that it was not asked for")
