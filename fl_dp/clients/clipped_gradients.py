@@ -62,8 +62,8 @@ class ClippedGradients:
     """Adds up the clipped gradients of records, batch after batch.
 
     Privacy: `totals` move by at most `clipping_norm` (L2 over all of them, to a relative 1e-6) when
-    one record is left out, as long as each other gradient stays the same, as in `SingleRecords`. A
-    kernel that rounds differently for batches of other sizes is not covered.
+    one record is left out, as long as each other record's gradient stays the same, as with
+    `SingleRecords`. A kernel that rounds differently for batches of other sizes is not covered.
 
     Attributes:
         totals: Sum for each trained parameter, float64 of its shape, on its device.
@@ -84,7 +84,7 @@ class ClippedGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on one of them.
+            clipping_norm: L2 bound on one record's gradient.
             at_once: Most records in one pass; None: all. Halved where memory runs out.
         """
         self.totals = template.zeros()
@@ -233,6 +233,6 @@ def lacks_memory(failure: BaseException) -> bool:
 
 
 def _parts(flat: Tensor) -> tuple[Tensor, ...]:
-    """Split columns into few at a time, to keep their float64 copies small."""
+    """Split off a few columns at a time, to keep their float64 copies small."""
     entries = _ENTRIES_IN_CACHE if flat.device.type == "cpu" else _ENTRIES
     return torch.split(flat, max(1, entries // max(1, len(flat))), dim=1)

@@ -30,7 +30,7 @@ _PART = 1 << 20  # bytes
 class Apart:
     """Work in its own process, forked now; it begins when its result is asked for.
 
-    It has this process's state at the fork. One array comes back; other changes stay in it.
+    It has this process's state at the fork. One array comes back, and no other change.
     """
 
     def __init__(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> None:
@@ -39,7 +39,7 @@ class Apart:
         Args:
             work: Returns float64 of shape `(size,)`; its errors are logged.
             size: The result's size.
-            until: Its end by `clock.now`.
+            until: Time by `clock.now` at which it ends.
 
         Raises:
             OSError: The system has no process left.

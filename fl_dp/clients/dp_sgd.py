@@ -101,9 +101,10 @@ class DPSGD(Arguments):
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
-        """Return a model's `RecordGradients`, with this L2 clipping norm of one record's gradient.
+        """Return a model's `RecordGradients`.
 
-        `rng` seeds the coins of dropout and of reading.
+        `clipping_norm` is the L2 bound on one record's gradient; `rng` seeds the coins of dropout
+        and of reading.
 
         Raises:
             ValueError: The model can't be trained, on the example or by Opacus.
@@ -203,7 +204,7 @@ def train_on_noise(
 
     Args:
         model: Changed in place.
-        records: Number, for a denominator that is not a constant; 0 if unknown.
+        records: Number of records, for a denominator that is not a constant; 0 if unknown.
         plan: As in training.
         how: As in training.
         rng: Source of the noise; a fresh secure one by default.

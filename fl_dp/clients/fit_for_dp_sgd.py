@@ -147,7 +147,7 @@ def trained_arrays(
 
     Args:
         names: See `exchanged_names`.
-        received: In the same order.
+        received: Received arrays, in the same order.
         trained: The trained parameters by name, made of noised sums alone.
     """
     arrays = []

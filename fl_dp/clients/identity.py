@@ -52,9 +52,8 @@ def identity_handler(
     """Return a handler that introduces the node and the form of its answers.
 
     Message: ConfigRecord as of a train message, with `fl-dp-model`, the model's forms. Reply:
-    ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
-    `partition-` and its partition's number, else empty. Without an `arrays_fn` the node can't tell
-    forms. `mods` are around the training.
+    ConfigRecord, see `NodeIdentity`. The name is `NodeConfig.node_name`. Without an `arrays_fn` the
+    node can't tell forms. `mods` are those around the training.
     """
 
     def answer(message: Message, context: Context) -> Message:

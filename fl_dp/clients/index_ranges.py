@@ -78,7 +78,7 @@ def tables_of(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let tables raise an `IndexError` for tokens that are no row."""
+    """Let tables raise an `IndexError` for tokens out of range."""
     handles = [table.register_forward_pre_hook(_require_tokens) for table in tables]
     try:
         yield
@@ -88,7 +88,7 @@ def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class IndicesInRange(TorchFunctionMode):
-    """Lets lookups in tables raise an `IndexError` for rows that do not exist."""
+    """Lets lookups in tables raise an `IndexError` for rows out of range."""
 
     def __torch_function__(
         self,

@@ -1,8 +1,8 @@
 """Checks of a training on made-up records, before any charge.
 
-They have the form of an author's example, or the public form of a task. The model's parameters are
-moved a little at random, as weights that begin at zero could have zero gradients. Nothing here has
-seen data.
+The records have the form of an author's example, or the public form of a task. The model trained on
+them has its parameters moved a little at random, as weights that begin at zero could have zero
+gradients. Nothing here has seen data.
 """
 
 from __future__ import annotations

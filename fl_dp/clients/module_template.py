@@ -25,7 +25,7 @@ class ModuleTemplate:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Copy a module, unchanged; at least one of its parameters is not frozen.
+        """Copy a module, unchanged; at least one of its parameters must not be frozen.
 
         Raises:
             ValueError: A part can't be copied, or its device lacks float64, in which gradients are

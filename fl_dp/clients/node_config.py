@@ -322,7 +322,7 @@ class NodeConfig(BaseModel):
 
     @property
     def node_name(self) -> str:
-        """The node's stable name: `dp-unit-name`, else its partition's; empty without both."""
+        """The node's stable name: `dp-unit-name`, else `partition-` and its number, else empty."""
         if self.unit_name is not None:
             return self.unit_name
         if self.partition_id is None:

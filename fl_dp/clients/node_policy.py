@@ -65,13 +65,14 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     Nothing but the identity query is answered from the day on which the owner's permission ends,
     after it was revoked (`fl-dp node revoke`), or by an app that the owner does not allow
     (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind is
-    refused before any charge. No model is trained with parameters that the owner does not share
-    (`dp-shared-parameters`), or on features of an encoder not named (`dp-encoder-digests`).
+    refused before any charge. A model with parameters that the owner does not share
+    (`dp-shared-parameters`) is not trained, nor one on features of an encoder that the owner does
+    not name (`dp-encoder-digests`).
 
-    An owner who requires privacy answers nothing else either where the SuperNode is seen to run
-    unverified apps, unless these are allowed. That protects an owner who forgot the option, not
-    against a malicious app, which leaves the check out. Where it can't be seen, the node's log says
-    once what to do.
+    The same holds for a node whose owner requires privacy, where the SuperNode is seen to run
+    unverified apps and the owner does not allow that. It protects an owner who forgot the option,
+    not against a malicious app: this check is part of the app. Where it can't be seen, the node's
+    log says once what to do.
 
     Raises:
         PolicyRefusal: The message is refused.

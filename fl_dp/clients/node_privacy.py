@@ -49,7 +49,7 @@ class NodePrivacy:
         source: A name of the node's data that stays the same when they change.
         run: Flower's id of the run that asks.
         witness_path: File or database URL of the ledger's witness; None: no witness.
-        simulated_ledger: A simulated node's ledger if nobody names one; None on a real node.
+        simulated_ledger: File of a simulated node's ledger if nobody names one; None: a real node.
     """
 
     ledger: str | None

@@ -8,8 +8,8 @@
     >>> app = numpy_client_app(client_fn)
 
 Each participation is written to the node's ledger before a record is read. Unlike Flower's
-`Context.state` it survives a handler that raises, a dead process, a restarted SuperNode, another
-run.
+`Context.state`, the ledger survives a handler that raises, a dead process, a restarted SuperNode,
+another run.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class OpacusClient(NumPyClient):
         """Set up a client.
 
         Args:
-            model: On the device to train on; see `private_module` if Opacus refuses it.
+            model: A model on the device to train on; see `private_module` if Opacus refuses it.
             loader: Its data set and collation are used; see `train_with_dp_sgd`. Or a function that
                 returns it, called after the charge: then unreadable data don't show by an error.
-            plan: Of one participation, with the budget that the run asks for.
+            plan: The plan of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
             account: The account to charge. Its source alone decides whether a charge fits. If data
                 of this fingerprint are exhausted under another source, the answer is noise.

@@ -92,10 +92,11 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
 def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
     """Return a handler that measures a model on each hosted unit, for private means.
 
-    As `statistic_handler`, reply included, for what a unit's `evaluate` returns: number of
-    examples, loss as `loss`, metrics by name. If one asked for is no number, it contributes zero.
+    As `statistic_handler`, for what a unit's `evaluate` returns: number of examples, loss as
+    `loss`, metrics by name. If one asked for is no number, the unit contributes zero.
 
     Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-query`, an `Evaluation`.
+    Reply: as of `statistic_handler`.
     """
 
     def answer(message: Message, context: Context) -> Message:

@@ -170,7 +170,7 @@ class RecordBatches(Dataset[list[Batch]]):
         Args:
             records: A data set with `__getitem__`, or with `__getitems__`, which gets one row at a
                 time unless the data set is `record_wise`.
-            collate: The user's. None: PyTorch's default.
+            collate: The user's collation. None: PyTorch's default.
             form: Where a batch has inputs and targets.
         """
         self._records = records

@@ -62,7 +62,7 @@ class RecordGradients:
         Args:
             template: The model.
             gradients: Computes its gradients.
-            clipping_norm: L2 bound on one of them.
+            clipping_norm: L2 bound on one record's gradient.
             at_once: Most records in memory at once; None: what fits.
             form: Where a batch has inputs and targets.
             chance: Seeds the coins of dropout and of reading for each sample. None: the process's

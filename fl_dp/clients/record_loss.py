@@ -33,7 +33,7 @@ class LossOfEach(nn.Module):
         Raises:
             IndexError: A label is no class, on any device.
             ValueError: A loss of probabilities gets something else.
-            MixesRecords: The criterion gives not one per record.
+            MixesRecords: The criterion does not give one per record.
         """
         require_targets(self._criterion, outputs, targets)
         losses: Tensor = self._criterion(outputs, targets)

@@ -78,9 +78,9 @@ def sum_of_records(
     Privacy: for one record on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The reply has the same
     form for no record as for all, and does not tell their number. Where a node's time would show
-    its coins, gradients of records not drawn are computed, too, and dropped. So as many records are
-    computed for every outcome of the coins. A physical batch size can make it a batch more or less
-    per pass.
+    its coins, gradients of records not drawn are computed, too, and dropped. So the number of
+    records is the same for every outcome of the coins. A physical batch size can make it a batch
+    more or less per pass.
 
     The instruction has `of_records`, a `sampling_rate` and a bundle. Records beyond its `max_units`
     take no part. `records_fn` gets a copy of the config.

@@ -37,7 +37,7 @@ def batches_of_workers(
     state shared by records and the machine's load makes no record late.
 
     `samples` hold numbers of records. The loader gives the number of workers and how they start.
-    Its `timeout`, if any, is for a sample, then for each of its records.
+    Its `timeout`, if any, is for a sample, then for each of its records; slower ones count as none.
 
     Raises:
         RuntimeError: A worker ends before it has read anything.

@@ -69,8 +69,8 @@ def metrics_in(returned: object) -> Mapping[str, Any]:
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:
     """Merge metrics into a MetricRecord.
 
-    A metric that is no number, or has a required one's name, is left out: nobody asked for it, and
-    it must not cost the client its contribution. The node's log names it once.
+    A metric of another type, or with the name of a required one, is left out: nobody asked for it,
+    and it must not cost the client its contribution. The node's log names it once.
 
     Raises:
         TypeError: A required value is no number; the text has its key.

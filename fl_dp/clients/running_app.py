@@ -1,9 +1,9 @@
 """The app of this process, as far as a `ClientApp` can know it, and rules for allowed apps.
 
-Flower tells a `ClientApp` nothing about its bundle. It unpacks it into a folder of the SuperNode,
-`$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there. Publisher, name and
-version are in that folder's `pyproject.toml`, the first eight digits of the bundle's SHA-256 in its
-name. This file reads these, not the server's statement on the run.
+Flower tells a `ClientApp` nothing about its bundle. It unpacks the bundle into a folder of the
+SuperNode, `$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there. Publisher,
+name and version are in the folder's `pyproject.toml`, the first eight digits of the bundle's
+SHA-256 in the folder's name. This file reads these, not the server's statement on the run.
 
 It distinguishes apps that include this check. A malicious app would leave it out;
 `--trusted-entities` helps against that. A rule allows some of the apps signed by a trusted key.
@@ -71,7 +71,7 @@ class AppRule:
     """Apps that an owner allows: a name, perhaps some versions, perhaps one bundle.
 
     Attributes:
-        text: As the owner wrote it.
+        text: The rule as the owner wrote it.
         name: `publisher/name`.
         versions: Allowed versions; an empty set allows all.
         fab_hash: First digits of the bundle's SHA-256, eight or more; empty: any bundle.

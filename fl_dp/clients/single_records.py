@@ -34,8 +34,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
-    A batch that `vmap` can't follow raises; its records then come here one by one, and each decides
-    for itself alone whether it goes through autograd.
+    A batch that `vmap` can't follow raises; its records then come here one by one. One that `vmap`
+    can't follow goes through autograd. So each record decides for itself alone.
 
     Attributes:
         one_by_one: Never use `vmap`.

@@ -45,7 +45,7 @@ class Slots:
     def waited(self, count: int) -> Iterator[tuple[int, float]]:
         """Wait for the start of each of `count` slots in turn; yield its number and end of use.
 
-        The count is public.
+        The number of slots is public.
 
         Raises:
             Overrun: A start has passed.

@@ -76,7 +76,7 @@ class TrainedUnit(UnitReport):
     arrays: ArrayRecord
 
     def weighted_arrays(self, model: ArrayRecord, cap: float | None) -> ArrayRecord:
-        """Return the model plus the weighted update, in the model's dtypes.
+        """Return the model plus the update times the unit's weight, in the model's dtypes.
 
         Raises:
             ValueError: As `weight`, or the arrays are not the model's.
@@ -96,7 +96,7 @@ class TrainedRows:
 
     Attributes:
         units: Their numbers on the node.
-        reports: In the same order.
+        reports: Their reports, in the same order.
         vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the message's
             floating-point arrays, flat, in its order. Never changed.
     """

@@ -1,7 +1,7 @@
 """A rehearsal for a data set's owner: can DP-SGD train on these records, each by itself?
 
-In training no record may raise: a model that never works yields noise alone, and a line in the
-node's log. Here it raises. Run it where the data are; its errors may hold data.
+In training nothing may raise because of a record: a model that never works yields noise alone, and
+a line in the node's log. Here it raises. Run it where the data are; its errors may hold data.
 
     >>> check_training(model, loader)
 """

@@ -7,8 +7,9 @@
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context, 0), units=units)
 
 Each unit is clipped on its own and on an integer grid, even if units are trained together
-(`NodeUnits.train_many`). So the sum is exact, and a unit moves it as on a node of its own. Where a
-node's time would show its secret coins, each is trained in its own process and slot (`Slots`).
+(`NodeUnits.train_many`). So the sum is exact, and a unit moves it by at most the clipping norm, as
+on a node of its own. Where a node's time would show its secret coins, each is trained in its own
+process and slot (`Slots`).
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _NodeSums:
 
     Attributes:
         sums: Clipped updates and their scalars.
-        utilities: Of the units that were trained.
+        utilities: Utilities of the trained units.
         remaining: Units that take part and are in no sum yet.
         failures: The exception of each failed unit.
     """
