@@ -90,7 +90,7 @@ class Apart:
             os.waitpid(self._process, 0)
 
     def __enter__(self) -> Self:
-        """Return it; the block's end ends it."""
+        """Return it, to be ended with the block."""
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -1,7 +1,7 @@
 """A deadline for each message at the node, after which its SuperNode answers again.
 
-A SuperNode works on one message at a time, and waits without limit for its reply. So one client
-that hangs would silence it for ever, for later runs, too.
+A SuperNode waits without limit for a reply before it takes the next message. So one client that
+hangs would silence it for ever, for later runs, too.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class DPSGD(Arguments):
         optimizer: Makes a round's optimizer from the parameters that are not frozen. Its state is
             new each round, as clients come and go; momentum and Adam's moments are made of private
             gradients, so they cost nothing.
-        criterion: Batch loss with `reduction="mean"`. Training uses each record's own loss: class
-            weights do not divide it by the batch's weights, and ignored parts of a record count as
+        criterion: Batch loss with `reduction="mean"`. Training uses each record's own loss. Class
+            weights do not divide it by the batch's weights; ignored parts of a record count as
             zero in its mean. `LossInOutputs` for models that compute it.
         expected_batch_size: Divisor of a step's noisy sum: a public constant, usually the sampling
             rate times a typical client's records. None: `rate * records` of this client, rounded

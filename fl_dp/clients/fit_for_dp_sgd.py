@@ -1,7 +1,7 @@
 """Makes a torch module fit for DP-SGD, and names the arrays that are exchanged.
 
-BatchNorm mixes a batch's records, so a record's gradient is not its own and clipping does not bound
-it; and its running statistics are released without noise. Opacus replaces it by GroupNorm. Do it
+BatchNorm mixes a batch's records: a record's gradient is not its own, and clipping does not bound
+it. Its running statistics are released without noise. Opacus replaces it by GroupNorm. Do it
 where the model is built, on the server and every client: the arrays need the same names.
 
     >>> model, changes = private_module(MyModel())

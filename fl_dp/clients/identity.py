@@ -1,8 +1,8 @@
 """The answer to the identity query: a node's name, and the form of its answers, without data.
 
-The server asks before any charge (`strategies/rehearsal.py`). Nothing here may depend on a record:
-an `ArraysFn` makes the arrays' forms without data, and an exhausted budget is looked up by the
-data's name alone.
+The server asks before any charge (`strategies/rehearsal.py`). Nothing here may depend on a record.
+An `ArraysFn` makes the arrays' forms without data; an exhausted budget is looked up by the data's
+name alone.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _exhausted_limit(context: Context, config: Config) -> Limit | None:
 def _falls_short(context: Context, config: Config) -> bool:
     """Tell whether the owner's cap has room for a round of this training, but not for all of it.
 
-    A training that has charged the node before is not judged: its rest is unknown.
+    A training that has charged the node before is not judged: how much remains is unknown.
     """
     node = NodePrivacy.from_context(context, config)
     cap, instruction = node.cap, RoundInstruction.from_config(config)

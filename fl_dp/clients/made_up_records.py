@@ -1,7 +1,7 @@
 """Checks of a training on made-up records, before any charge.
 
-The records have the form of an author's example, or the public form of a task. The model trained on
-them has its parameters moved a little at random, as weights that begin at zero could have zero
+Records of the form of an author's example, or of a task's public form, are made up. The model is
+trained on them, its parameters moved a little at random: weights that begin at zero could have zero
 gradients. Nothing here has seen data.
 """
 

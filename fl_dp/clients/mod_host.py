@@ -24,7 +24,7 @@ from .running_app import RunningApp, running_app
 
 
 class ModHost:
-    """The process of the message's app, as Flower starts one; other hosts override methods."""
+    """The process of a message's app, as Flower starts one; other hosts override methods."""
 
     def running_app(self) -> RunningApp | None:
         """The message's app; None if that can't be seen."""

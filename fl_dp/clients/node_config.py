@@ -2,8 +2,8 @@
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-Each key begins with `dp-`. An unknown key with the prefix is refused, and a known one without it:
-otherwise an owner who misspells a key would believe the node protected. Keys of others are not
+Each key begins with `dp-`. An unknown key with the prefix is refused, and a known one without it.
+Otherwise an owner who misspells a key would believe the node protected. Keys of others are not
 read. The same keys can stand in a file, `dp-policy-path`, read at every message: an owner who
 tightens it need not restart the node. With a cap every message has to offer differential privacy,
 unless the owner writes that it need not.

@@ -62,16 +62,16 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     that hide a record, not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside all but the deadline.
 
-    Nothing but the identity query is answered from the day on which the owner's permission ends,
-    after it was revoked (`fl-dp node revoke`), or by an app that the owner does not allow
+    Only the identity query is answered from the day on which the owner's permission ends, or after
+    it was revoked (`fl-dp node revoke`). So does an app that the owner does not allow
     (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind is
     refused before any charge. A model with parameters that the owner does not share
-    (`dp-shared-parameters`) is not trained, nor one on features of an encoder that the owner does
-    not name (`dp-encoder-digests`).
+    (`dp-shared-parameters`) is not trained. Nor is one on features of an encoder that the owner
+    does not name (`dp-encoder-digests`).
 
-    The same holds for a node whose owner requires privacy, where the SuperNode is seen to run
-    unverified apps and the owner does not allow that. It protects an owner who forgot the option,
-    not against a malicious app: this check is part of the app. Where it can't be seen, the node's
+    A node whose owner requires privacy also answers only that query where its SuperNode is seen to
+    run unverified apps. The owner may allow these. The check protects an owner who forgot the
+    option, not against a malicious app: it is part of the app. Where it can't be seen, the node's
     log says once what to do.
 
     Raises:

@@ -68,8 +68,8 @@ class OpacusClient(NumPyClient):
 
     A record whose reading ends a loader's worker, or outlasts the loader's `timeout`, counts as
     zero, alone. One that ends the process, or fails all of the training, shows once in a Flower
-    run: the node marks it beside its ledger's file, and contributes nothing more to that run. No
-    mark is made in a simulation, which protects nobody, or for a ledger in a database.
+    run: the node marks it beside its ledger's file, and contributes nothing more to that run. There
+    is no mark in a simulation, which protects nobody, or for a ledger in a database.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 They give a gradient for each row that a layer sees. So clipping bounds a record only where, in
 every layer, rows are records in the records' order. Choosing them declares that. It is checked on
-made-up records (`made_up_records`), and in each pass by the number of rows: where that differs in a
+made-up records (`made_up_records`), and in each pass by the number of rows. Where that differs in a
 layer, the pass's records go through `SingleRecords`.
 
 Ghost clipping holds no gradient of a record. Sum and norm use the same float64 products, and the

@@ -33,8 +33,8 @@ def batches_of_workers(
 ) -> Iterator[list[Batch]]:
     """Yield each sample's batches in turn; each worker reads one sample ahead.
 
-    Privacy: whether a record is in a batch depends on that record alone, if the data set has no
-    state shared by records and the machine's load makes no record late.
+    Privacy: whether a record is in a batch depends on that record alone. This supposes that the
+    data set has no state shared by records, and that the machine's load makes no record late.
 
     `samples` hold numbers of records. The loader gives the number of workers and how they start.
     Its `timeout`, if any, is for a sample, then for each of its records; slower ones count as none.

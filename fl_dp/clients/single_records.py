@@ -1,8 +1,8 @@
 """Gradients of single records, each computed from that record alone.
 
-A fresh copy of the model gets each record as a batch of one: all at once under `vmap`, or, where
-that can't follow the model, one by one by autograd, each on its own copy. Either way no record's
-gradient depends on others.
+A fresh copy of the model gets each record as a batch of one, all at once under `vmap`. Where that
+can't follow the model, autograd takes one after the other, each on its own copy. Either way no
+record's gradient depends on others.
 
     >>> gradients = SingleRecords(ModuleTemplate(model), LossOfEach(nn.CrossEntropyLoss()))
 """

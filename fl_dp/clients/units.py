@@ -92,7 +92,7 @@ def sum_of_units(
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
     This supposes that units do not meet in training, as `client_fn` and `train_many` promise. A
     unit's weight is applied before clipping, as on a node of one unit. The server, trusted with the
-    sums, adds the noise. With a sampling rate it is not told who or how many took part: the coins
+    sums, adds the noise. With a sampling rate it is not told who or how many took part. The coins
     are secret, and a reply has the same form for none as for all. In slots a unit that overruns its
     own contributes zero, alone. Without slots the time of training is not hidden from the server. A
     sum without any unit is zero, which is never hidden.
@@ -101,8 +101,8 @@ def sum_of_units(
     `max_units` take no part. Each client gets a copy of the config; units share the context.
 
     Returns:
-        The sum of updates as `ClippedSum.steps` gives it, and the reply's metrics: the sums of
-        scalars and, if asked for, utilities: one per unit asked, NaN where there is none.
+        The sum of updates as `ClippedSum.steps` gives it, and the reply's metrics. These are the
+        sums of scalars and, if asked for, utilities: one per unit asked, NaN where there is none.
 
     Raises:
         ValueError: The instruction contradicts itself. It never depends on a unit.
