@@ -1,7 +1,7 @@
 """Parts of a node: the bridge from Flower's messages to a `NumPyClient`, and DP-SGD inside one.
 
-This room may know Flower and the promise, never strategies, tasks or the app. Names that need torch
-and Opacus are imported on first use.
+This room may know Flower and the promise, never strategies, tasks or the app. Names that need
+torch and Opacus are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -34,9 +34,9 @@ class RecordsInBatches:
         gradients: Maps the numbers of `at_once` records, int64, to their gradients: an array
             `(at_once, *shape)` for each floating-point array of the model, in its order.
         at_once: Records per batch, all of one shape for a compiled function. Copies of its records
-            fill up the last batch, and are not added. More than 1 declares that a record's gradient
-            depends on no other record of its batch, as in `jax.vmap(jax.grad(loss))`; batch
-            statistics break it.
+            fill up the last batch, and are not added. More than 1 declares that a record's
+            gradient depends on no other record of its batch, as in `jax.vmap(jax.grad(loss))`;
+            batch statistics break it.
     """
 
     model: ArrayRecord

@@ -1,8 +1,8 @@
 """Check that the SuperNode runs only apps signed by a publisher that its owner trusts.
 
 Without `--trusted-entities` Flower's SuperNode runs whatever app the server sends, with its user's
-rights. It does not tell an app whether it has the option, so this file reads its command line. That
-protects an owner who forgot the option, and nobody from a malicious app, which never asks.
+rights. It does not tell an app whether it has the option, so this file reads its command line.
+That protects an owner who forgot the option, and nobody from a malicious app, which never asks.
 """
 
 from __future__ import annotations

@@ -36,14 +36,14 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
 
     It works before any handler that replies with one ArrayRecord, the trained model under the
     message's names. In `noised_client_app` and `numpy_client_app` only `compression_mod` touches
-    the reply after it, and the server is told before the first round that it is there. Messages not
-    of kind train, or whose instruction asks for no client noise, pass.
+    the reply after it, and the server is told before the first round that it is there. Messages
+    not of kind train, or whose instruction asks for no client noise, pass.
 
     Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
     unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
     the reply, the server included. The noise parameters come from the server. If the node has a
     ledger (`NodePrivacy`), each reply is charged before training. A reply that would exceed the
-    budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
+    budget, the smaller of the server's and the owner's, becomes noise around a zero update. It
     can't be distinguished from any other. The reply names its noise; the server uses none without
     that name. Nothing else leaves: integer and boolean arrays go back as they came, metrics are
     dropped, `num-examples` is 1. A handler that raises, replies with an error or returns anything
@@ -52,8 +52,8 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
 
     Raises:
         ValueError: The instruction asks for something that would leave without noise or for noise
-            out of range, or the message has not exactly one model. This never depends on the node's
-            data.
+            out of range, or the message has not exactly one model. This never depends on the
+            node's data.
     """
     instruction = instruction_of(message)
     if instruction is None or (noise := _noise_of(instruction)) is None:
@@ -81,9 +81,9 @@ def released_content(
     """Let a handler train, and return the model with the released part of its update.
 
     Nothing else of the handler's reply is used. A failure counts as a zero update. `charge` pays
-    for the release before the handler is called; it raises `PrivacyBudgetExhausted` if nothing more
-    may be trained. `release` maps an update, perhaps not finite, to its private form, both float64
-    of shape `(size,)`.
+    for the release before the handler is called; it raises `PrivacyBudgetExhausted` if nothing
+    more may be trained. `release` maps an update, perhaps not finite, to its private form, both
+    float64 of shape `(size,)`.
 
     Returns:
         One ArrayRecord under the message's key, and `num-examples` of 1.

@@ -2,8 +2,8 @@
 
 DP-SGD needs a sum that moves by at most the clipping norm when one record is left out. In float32
 it can move further: norms of ten million parameters come out 0.8 % short, and sums in half
-precision lose whole gradients. So a gradient is treated as exact; its norm, clip factor and sum are
-float64, rounded so that no norm is too short.
+precision lose whole gradients. So a gradient is treated as exact; its norm, clip factor and sum
+are float64, rounded so that no norm is too short.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Coins that several records of one pass would share, or that somebody knows.
 
 Records of a pass draw from torch's generator together, each its own unknown numbers. A number of
-Python's or NumPy's is shared by all of them, and depends on how many records there are. A generator
-that the model seeds itself gives known numbers, which depend on a record's index in the pass. In
-both cases, leaving out one record moves the gradients of others.
+Python's or NumPy's is shared by all of them, and depends on how many records there are. A
+generator that the model seeds itself gives known numbers, which depend on a record's index in the
+pass. In both cases, leaving out one record moves the gradients of others.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ its presence. An empty sample is a step of noise alone.
 Only the start and the noised sums leave, through the optimizer. Nothing is read back from a module
 that has seen a record.
 
-Coins of dropout and augmentation are secret, too: each step seeds the process's generators from the
-operating system's randomness; they are restored afterwards. Records of a pass draw together, so a
-missing record moves the others to other coins. These are independent, unknown and of the same law,
-so the law of the others' sum is unchanged.
+Coins of dropout and augmentation are secret, too: each step seeds the process's generators from
+the operating system's randomness; they are restored afterwards. Records of a pass draw together,
+so a missing record moves the others to other coins. These are independent, unknown and of the same
+law, so the law of the others' sum is unchanged.
 
 Not covered: a kernel whose gradient of a record depends on the batch's size, and how long a step
 takes.
@@ -84,8 +84,8 @@ class DPSGD(Arguments):
         input_key: In batches that are mappings: the inputs' key, or a tuple of keys that are the
             model's keyword arguments. None: the only tensor besides the targets.
         target_key: The targets' key. None: `label`, `labels`, `target` or `targets`.
-        secure_randomness: False: coins and noise from torch's global generator, as in plain Opacus:
-            for comparisons and tests only.
+        secure_randomness: False: coins and noise from torch's global generator, as in plain
+            Opacus: for comparisons and tests only.
     """
 
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _plain_sgd

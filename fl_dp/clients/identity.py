@@ -52,8 +52,8 @@ def identity_handler(
     """Return a handler that introduces the node and the form of its answers.
 
     Message: ConfigRecord as of a train message, with `fl-dp-model`, the model's forms. Reply:
-    ConfigRecord, see `NodeIdentity`. The name is `NodeConfig.node_name`. Without an `arrays_fn` the
-    node can't tell forms. `mods` are those around the training.
+    ConfigRecord, see `NodeIdentity`. The name is `NodeConfig.node_name`. Without an `arrays_fn`
+    the node can't tell forms. `mods` are those around the training.
     """
 
     def answer(message: Message, context: Context) -> Message:

@@ -1,8 +1,8 @@
 """Checks of a training on made-up records, before any charge.
 
 Records of the form of an author's example, or of a task's public form, are made up. The model is
-trained on them, its parameters moved a little at random: weights that begin at zero could have zero
-gradients. Nothing here has seen data.
+trained on them, its parameters moved a little at random: weights that begin at zero could have
+zero gradients. Nothing here has seen data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A module that is never run: each pass gets its own copy, then thrown away.
 
-Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy) goes
-with the copy, so no record meets another one in it. The trained parameters lie outside, and only
-the optimizer changes them. Globals, closures, caches and generators outside the module are not
-covered: code that stores records there shares them between passes.
+Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy)
+goes with the copy, so no record meets another one in it. The trained parameters lie outside, and
+only the optimizer changes them. Globals, closures, caches and generators outside the module are
+not covered: code that stores records there shares them between passes.
 """
 
 from __future__ import annotations

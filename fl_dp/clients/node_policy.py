@@ -58,14 +58,14 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     server that lies; a secure sum's does if the node has a roster. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only messages of a secure sum. Each refuses evaluations, statistics and
-    utilities outside a secure sum; the node's name is told. `distributed-records`: also secure sums
-    that hide a record, not the client as a whole, or count against the cap of records alone.
+    utilities outside a secure sum; the node's name is told. `distributed-records`: also secure
+    sums that hide a record, not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside all but the deadline.
 
     Only the identity query is answered from the day on which the owner's permission ends, or after
     it was revoked (`fl-dp node revoke`). So does an app that the owner does not allow
-    (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind is
-    refused before any charge. A model with parameters that the owner does not share
+    (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind
+    is refused before any charge. A model with parameters that the owner does not share
     (`dp-shared-parameters`) is not trained. Nor is one on features of an encoder that the owner
     does not name (`dp-encoder-digests`).
 

@@ -63,16 +63,16 @@ def numpy_client_app(
 
     Without a round instruction a train message is answered as by any Flower client. With one:
 
-    - `num-examples` is 1 in every reply; only metrics that the instruction names are sent. The true
-      number of records, from `fit`, becomes a weight on the node.
+    - `num-examples` is 1 in every reply; only metrics that the instruction names are sent. The
+      true number of records, from `fit`, becomes a weight on the node.
     - A utility is `records` (that number) or a metric of `fit`, for instance its `loss`; one that
       is missing or no number is not sent.
     - An evaluate message with a query (`evaluate_federation`) gets bounded measurements of each
       hosted unit; one without, what any Flower client answers.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); without `units`,
       `client_fn` makes the client of the node's only unit, number 0.
-    - Where units are records, their clipped gradients are summed (`sum_of_records`); they leave the
-      node only in a secure sum.
+    - Where units are records, their clipped gradients are summed (`sum_of_records`); they leave
+      the node only in a secure sum.
     - Sums for a secure sum are noised and masked (`secure_sum_mod`).
     - Noise at the client is added outside all mods (`client_noise_mod`), and the result is encoded
       (`compression_mod`).
@@ -95,9 +95,9 @@ def numpy_client_app(
 
     Returns:
         An app for `[tool.flwr.app.components]` or a simulation. Train replies carry one ArrayRecord
-        under the message's name; train and evaluate replies carry one MetricRecord, `metrics`, with
-        `num-examples` (and `loss` for evaluate) as Flower's strategies expect. Queries are answered
-        as `fl_dp.clients.queries` says.
+        under the message's name; train and evaluate replies carry one MetricRecord, `metrics`,
+        with `num-examples` (and `loss` for evaluate) as Flower's strategies expect. Queries are
+        answered as `fl_dp.clients.queries` says.
 
     Raises:
         TypeError: `client_fn` is no function of one argument, for instance a client itself.

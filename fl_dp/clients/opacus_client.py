@@ -60,7 +60,7 @@ class OpacusClient(NumPyClient):
     Privacy: the plan's (epsilon, delta) for one record of this client, add/remove neighbours (or as
     the plan says), against anyone who sees every model it sends, the server included, over
     everything that the ledger's account ever releases. Nothing of a reply depends on a record
-    before the charge: a client whose budget is spent, or whose model or ledger can't be used, sends
+    before the charge. A client whose budget is spent, or whose model or ledger can't be used, sends
     the model back as it came. After the charge a reply is always the planned steps of DP-SGD, of
     the records that can be read and trained on. If no data can be read, or training fails, it is
     noise around the model. Its arrays and keys are as always, and it does not say why. Not hidden:
@@ -68,8 +68,8 @@ class OpacusClient(NumPyClient):
 
     A record whose reading ends a loader's worker, or outlasts the loader's `timeout`, counts as
     zero, alone. One that ends the process, or fails all of the training, shows once in a Flower
-    run: the node marks it beside its ledger's file, and contributes nothing more to that run. There
-    is no mark in a simulation, which protects nobody, or for a ledger in a database.
+    run: the node marks it beside its ledger's file, and contributes nothing more to that run.
+    There is no mark in a simulation, which protects nobody, or for a ledger in a database.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class OpacusClient(NumPyClient):
 
         Args:
             model: A model on the device to train on; see `private_module` if Opacus refuses it.
-            loader: Its data set and collation are used; see `train_with_dp_sgd`. Or a function that
-                returns it, called after the charge: then unreadable data don't show by an error.
+            loader: Its data set and collation are used; see `train_with_dp_sgd`. Or a function
+                that returns it, called after the charge: then unreadable data show no error.
             plan: The plan of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
             account: The account to charge. Its source alone decides whether a charge fits. If data
@@ -153,9 +153,9 @@ class OpacusClient(NumPyClient):
     ) -> Self:
         """Return a client with the ledger, name and cap of the node's owner.
 
-        If the owner's `dp-record-epsilon` is below the plan's budget, more noise keeps that promise
-        to each record over all planned rounds (`RecordPlan.within`). Simulated nodes without a
-        ledger have theirs in `~/.fl-dp/simulations/run-RUN_ID`.
+        If the owner's `dp-record-epsilon` is below the plan's budget, more noise keeps that
+        promise to each record over all planned rounds (`RecordPlan.within`). Simulated nodes
+        without a ledger have theirs in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Args:
             context: The node's context.

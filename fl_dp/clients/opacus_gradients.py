@@ -2,11 +2,11 @@
 
 They give a gradient for each row that a layer sees. So clipping bounds a record only where, in
 every layer, rows are records in the records' order. Choosing them declares that. It is checked on
-made-up records (`made_up_records`), and in each pass by the number of rows. Where that differs in a
-layer, the pass's records go through `SingleRecords`.
+made-up records (`made_up_records`), and in each pass by the number of rows. Where that differs in
+a layer, the pass's records go through `SingleRecords`.
 
 Ghost clipping holds no gradient of a record. Sum and norm use the same float64 products, and the
-norm is rounded up by more than their rounding errors. This also saves Opacus' second backward pass.
+norm is rounded up by more than their rounding errors. It also saves Opacus' second backward pass.
 
 References:
     Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (ghost

@@ -1,8 +1,8 @@
 """Batches in which each record is what it would be alone.
 
 Clipping bounds what one record adds to a sum, not its effect on other records. Collation can cause
-one: padding to a batch's longest record changes all others. So records are read one at a time, each
-with its own coins, and a user's collation gets each alone. The results are joined; records of
+one: padding to a batch's longest record changes all others. So records are read one at a time,
+each with its own coins, and a user's collation gets each alone. The results are joined; records of
 different shapes or dtypes make separate batches. Neither PyTorch's default collation nor a
 `TensorDataset` can mix records. Authors may declare the same of other code; it gets whole batches,
 which is faster:
@@ -12,8 +12,8 @@ which is faster:
     ...     record_wise = True  # its `__getitems__` is
 
 A record that can't be read or collated is left out alone. Nothing here sees whether an item of a
-data set is made of one record. Authors must avoid mix-up, overlapping windows and statistics of the
-whole set: these put several records into one item.
+data set is made of one record. Authors must avoid mix-up, overlapping windows and statistics of
+the whole set: these put several records into one item.
 """
 
 from __future__ import annotations

@@ -82,15 +82,16 @@ def sum_of_records(
     records is the same for every outcome of the coins. A physical batch size can make it a batch
     more or less per pass.
 
-    The instruction has `of_records`, a `sampling_rate` and a bundle. Records beyond its `max_units`
-    take no part. `records_fn` gets a copy of the config.
+    The instruction has `of_records`, a `sampling_rate` and a bundle. Records beyond its
+    `max_units` take no part. `records_fn` gets a copy of the config.
 
     Returns:
-        The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the reply's
-        metrics: the sums of scalars.
+        The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the
+        reply's metrics: the sums of scalars.
 
     Raises:
-        ValueError: The instruction contradicts itself, or the sum is not finite or not the model's.
+        ValueError: The instruction contradicts itself, or the sum is not finite or not of this
+            model.
     """
     bundle, rate = _bundle_of(instruction), instruction.sampling_rate
     assert rate is not None  # checked with the bundle

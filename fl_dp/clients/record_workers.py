@@ -1,8 +1,8 @@
 """Worker processes that read records for DP-SGD: a record that ends its worker counts as none.
 
 A `DataLoader` gives up with the first worker that dies: the record it was reading would decide
-about all others. Here that batch's records are read again one by one. A record that ends its worker
-again, or takes longer than the loader's `timeout`, has no batch; a new worker reads the next one.
+about all others. Here that batch's records are read again one by one. A record that ends its
+worker again, or exceeds the loader's `timeout`, has no batch; a new worker reads the next one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def batches_of_workers(
     data set has no state shared by records, and that the machine's load makes no record late.
 
     `samples` hold numbers of records. The loader gives the number of workers and how they start.
-    Its `timeout`, if any, is for a sample, then for each of its records; slower ones count as none.
+    Its `timeout`, if any, is for a sample, then each of its records; slower ones count as none.
 
     Raises:
         RuntimeError: A worker ends before it has read anything.

@@ -4,9 +4,9 @@ A small file beside the ledger holds the moment of each kind's last message, ove
 next: no ledger holds a time of a round. The message was let in then, before anything was read, so
 the moment depends on no record.
 
-While the machine runs, setting the clock changes nothing: times since its start are compared. After
-a restart only the wall clock is left. If it has gone back, the wait begins again, once: a wrong
-clock locks nobody out for ever.
+While the machine runs, setting the clock changes nothing: times since its start are compared.
+After a restart only the wall clock is left. If it has gone back, the wait begins again, once: a
+wrong clock locks nobody out for ever.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A node's keys and memory for secure sums, and the messages about them alone.
 
-On a real SuperNode both lie beside the ledger: `secagg-identity.pem`, which its owner backs up, and
-`secagg.db`, which nobody may restore from a backup. In Flower's simulation, which protects nobody,
-they lie under the user's home while the run lasts. Flower's own `Context` would not do: of two
-messages that a simulated node answers at once, one state is lost.
+On a real SuperNode both lie beside the ledger: `secagg-identity.pem`, which its owner backs up,
+and `secagg.db`, which nobody may restore from a backup. In Flower's simulation, which protects
+nobody, they lie under the user's home while the run lasts. Flower's own `Context` would not do: of
+two messages that a simulated node answers at once, one state is lost.
 """
 
 from __future__ import annotations

@@ -70,15 +70,16 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
     Privacy: the reply alone is uniformly random, whatever the data are. Members open the sum over
     at least as many clients as the terms guarantee. That sum is as private as one Gaussian of the
-    multiplier charged here, computed from the terms and the owner's own assumption of who colludes.
-    The charge is written before training. A unit or record that fails contributes zero, alone. A
-    node of one unit whose work fails, and one whose budget is spent, send the same noise around
-    zero. It can't be distinguished from any other; that the node replied is not hidden.
+    multiplier charged here, computed from the terms and the owner's own assumption of who
+    colludes. The charge is written before training. A unit or record that fails contributes zero,
+    alone. A node of one unit whose work fails, and one whose budget is spent, send the same noise
+    around zero. It can't be distinguished from any other; that the node replied is not hidden.
 
-    If work of several units or records fails or is late as a whole, the node sends nothing for this
-    sum and the rest of the Flower run. One of them could cause it, and move the sum by all others.
-    The same holds for work that ends the node's process, even of one unit: otherwise each sum would
-    tell one bit of its data. So a real node sets a mark before work, and removes it after.
+    If work of several units or records fails or is late as a whole, the node sends nothing for
+    this sum and the rest of the Flower run. One of them could cause it, and move the sum by all
+    others. The same holds for work that ends the node's process, even of one unit: otherwise each
+    sum would tell one bit of its data. So a real node marks that work begins, and
+    removes the mark after it.
 
     With secret coins the answer leaves at `reply_after`, and work has its own process, forked
     before any key is read. A unit that overruns its slot contributes zero, alone. If marks and
@@ -86,9 +87,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
     Raises:
         Refused: The terms are not what the node was sent, contradict themselves, are less than its
-            owner asks for, or were answered before. `busy`: an earlier message of the run is worked
-            on, come again. These depend on no data. `late` can: work failed, was late or ended its
-            process, now or before in this Flower run.
+            owner asks for, or were answered before. `busy`: an earlier message of the run is
+            worked on, come again. These depend on no data. `late` can: work failed, was late or
+            ended its process, now or before in this Flower run.
         ValueError: No sum can be made of the message.
     """
     text = terms_in(message.content)

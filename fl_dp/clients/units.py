@@ -56,8 +56,8 @@ class NodeUnits:
             server may learn it, so it must not depend on who takes part.
         train_many: Trains several units at once, for speed; None: one by one. `client_fn` trains
             units that it leaves out, and all remaining ones if it raises. A row, or its absence,
-            must depend on that unit's data only, an exception on nobody's. Not used in slots: there
-            one unit's time would decide about others.
+            must depend on that unit's data only, an exception on nobody's. Not used in slots:
+            there one unit's time would decide about others.
     """
 
     client_fn: Callable[[Context, int], NumPyClient | Client]
@@ -91,11 +91,11 @@ def sum_of_units(
     clipping norms, whatever the unit does. A unit that is not hosted, raises, or returns anything
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
     This supposes that units do not meet in training, as `client_fn` and `train_many` promise. A
-    unit's weight is applied before clipping, as on a node of one unit. The server, trusted with the
-    sums, adds the noise. With a sampling rate it is not told who or how many took part. The coins
-    are secret, and a reply has the same form for none as for all. In slots a unit that overruns its
-    own contributes zero, alone. Without slots the time of training is not hidden from the server. A
-    sum without any unit is zero, which is never hidden.
+    unit's weight is applied before clipping, as on a node of one unit. The server, trusted with
+    the sums, adds the noise. With a sampling rate it is not told who or how many took part. The
+    coins are secret, and a reply has the same form for none as for all. In slots a unit that
+    overruns its own contributes zero, alone. Without slots the time of training is not hidden from
+    the server. A sum without any unit is zero, which is never hidden.
 
     The instruction has `units` or a `sampling_rate`, and a bundle. Hosted units beyond its
     `max_units` take no part. Each client gets a copy of the config; units share the context.
