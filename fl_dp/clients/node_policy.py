@@ -63,7 +63,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     `numpy_client_app` has it built in, outside all but the deadline.
 
     Only the identity query is answered from the day on which the owner's permission ends, or after
-    it was revoked (`fl-dp node revoke`). So does an app that the owner does not allow
+    it was revoked (`fl-dp node revoke`). The same holds in an app that the owner does not allow
     (`dp-allowed-apps`). A message sooner than `dp-min-round-interval` after the last of its kind
     is refused before any charge. A model with parameters that the owner does not share
     (`dp-shared-parameters`) is not trained. Nor is one on features of an encoder that the owner
