@@ -1,6 +1,6 @@
 """Flower strategies with differential privacy. Import them as `fl_dp.strategies`.
 
-They may know Flower and the promise; of the clients what stands in `fl_dp.protocol` alone.
+They may know Flower and the promise; of the clients only what is in `fl_dp.protocol`.
 """
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping

@@ -1,4 +1,4 @@
-"""Requests that outlast a release, and the answers that fill one buffer after another."""
+"""Requests that outlast a release; their answers fill one buffer after another."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .selection import BufferedSelection, Observation
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A unit that was asked for one contribution.
+    """A unit asked for one contribution.
 
     Attributes:
         name: The unit's lasting name.
-        index: The index of the release that was open.
-        origin: The model that it was sent, flattened; None once its answer would be too old.
-        deadline: Time of the monotonic clock, in seconds, at which it is given up.
+        index: Index of the release that was open.
+        origin: The model it was sent, flattened; None once its answer would be too old.
+        deadline: Monotonic time, in seconds, at which it is given up.
     """
 
     unit: Unit
@@ -47,7 +47,7 @@ class OpenBuffer(OpenRound):
     """A release that waits for its contributions.
 
     Attributes:
-        index: The ledger's index of the release.
+        index: Index in the ledger.
         arrived: The request that each message answers, as the buffer hands them over.
     """
 
@@ -62,7 +62,7 @@ class OpenBuffer(OpenRound):
         return self.selection.sampling.cohort
 
     def weight_of(self, request: Request) -> float:
-        """Return the public weight of an answer in this release."""
+        """An answer's public weight in this release."""
         return self.selection.weight(self.index - request.index)
 
     def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
@@ -96,9 +96,8 @@ class OpenBuffer(OpenRound):
 class Buffer:
     """Requests of one training, over all its releases.
 
-    Every request is in the ledger before it is sent, and every answer before it is added. An answer
-    counts towards the buffer whatever it holds, so that no unit's data decide when a release is
-    made.
+    Every request is in the ledger before it is sent, and every answer before it is added. Whatever
+    it holds, an answer counts towards the buffer: no unit's data decide when a release is made.
     """
 
     selection: BufferedSelection
@@ -115,10 +114,10 @@ class Buffer:
         return len(self._under_way) + len(self._waiting)
 
     def fill(self, grid: Grid, current: OpenBuffer, *, timeout: float) -> Iterator[Message]:
-        """Ask units and yield answers until the buffer is full; later answers stay for the next.
+        """Ask units, and yield answers until the buffer is full; later ones stay for the next.
 
         It ends with fewer after `timeout` seconds, or when no request is open. A node works on a
-        request for at most `max_staleness + 1` timeouts, after which its answer would be too old.
+        request for at most `max_staleness + 1` timeouts: later, its answer would be too old.
         """
         deadline, pause = clock.now() + timeout, SHORTEST_PAUSE
         for message_id, request in self._under_way.items():
@@ -191,7 +190,7 @@ class Buffer:
                     self._waiting.append((request, None))
 
     def _take(self, grid: Grid, room: int) -> list[tuple[Request, Message | None]]:
-        """Return up to that number of answers, in the order of their arrival."""
+        """At most `room` answers, in order of arrival."""
         for ids in batches(list(self._under_way)):
             if len(self._waiting) >= room:
                 break

@@ -44,16 +44,16 @@ def charged_sum(
     """Reserve the event of `choice`, ask, let the committee open the sum, and commit.
 
     Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against the
-    server and the plan's colluding nodes: they see the noisy sum over at least as many nodes as the
-    noise supposes, and nothing else that depends on data. A failed node sends noise around zero.
-    Only keys are sent before the charge is on disk; a sum that can't be opened stays charged.
+    server and the plan's colluding nodes: they see the noisy sum over at least as many nodes as
+    the noise supposes, and nothing else that depends on data. A failed node sends noise around
+    zero. Only keys are sent before the charge is on disk; a sum that can't be opened stays
+    charged.
 
     All `nodes` are asked; `timeout` is in seconds.
 
     Raises:
         ValueError: If nodes can't share the noise of `choice`; nobody was asked.
-        RehearsalFailed: If most owners don't allow it, or too few nodes have keys; nothing was
-            charged.
+        RehearsalFailed: If most owners refuse, or too few nodes have keys; nothing was charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
     noise = _noise_in_shares(ledger, question, nodes)
@@ -86,12 +86,12 @@ def charged_sum(
 def _noise_in_shares(
     ledger: PrivacyLedger, question: Question, nodes: Sequence[int]
 ) -> DistributedNoise:
-    """Return the noise of a plan's secure sums, if it is for these nodes.
+    """The noise of a plan's secure sums, checked against these nodes.
 
     Raises:
         RosterTooLarge: If more are connected: a lying server could then open smaller sums than the
             noise supposes.
-        ValueError: If they are to answer for another number of units.
+        ValueError: If units are records, or nodes are to answer for another number of units.
     """
     noise, hosting = ledger.plan.noise, ledger.plan.hosting
     assert noise is not None  # the caller has checked
@@ -118,7 +118,7 @@ def _noise_in_shares(
 def _opened_sum(
     one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
 ) -> list[NDArray[np.float64]]:
-    """Ask all nodes, fold their messages, and return the opened sum, one array per segment.
+    """Ask all nodes, fold their messages, return the opened sum, one array per segment.
 
     Raises:
         SecureSumFailed: If it can't be opened.
@@ -136,7 +136,7 @@ def _opened_sum(
 
 
 def _shared_mechanism(choice: NoiseChoice) -> GaussianMechanism:
-    """Return the mechanism whose noise nodes share.
+    """The mechanism whose noise nodes share.
 
     Raises:
         ValueError: If it is not one Gaussian at the query's own sensitivity.

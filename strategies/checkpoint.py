@@ -1,4 +1,4 @@
-"""Checkpoint of a training: released models and what was made of them, nothing secret."""
+"""Checkpoint of a training: released models and what was made of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Checkpoint:
     """State from which a training continues in a new process. Nothing in it is secret.
 
     Attributes:
-        server_round: The last round that was released.
+        server_round: The last released round.
         model: Its model.
-        optimizer: State of the server optimizer, by name.
-        clipping_norms: Clipping norms of the next round.
-        ledger: Anchor of the ledger at that time; None without privacy.
+        optimizer: The server optimizer's state, by name.
+        clipping_norms: Those of the next round.
+        ledger: The ledger's anchor at that time; None without privacy.
     """
 
     server_round: int
@@ -33,7 +33,7 @@ class Checkpoint:
         """Check that the training to continue is of the same kind.
 
         Raises:
-            ValueError: If it is of another kind.
+            ValueError: If not.
         """
         if (self.ledger is not None) != ledger:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Checks that ledger, selection and model belong to a plan, before anything is charged."""
+"""Checks that ledger, selection and model fit the plan, before any charge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
     """Check that a strategy makes releases as the plan says.
 
     Raises:
-        ValueError: If one is made of a buffer, and the other of a cohort.
+        ValueError: If only one of them is for buffers.
     """
     if plan.sampling.buffered and not buffers:
         raise OptionError(
@@ -58,11 +58,10 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
 
 
 def selection_for(plan: Plan, selection: Selection | None) -> Selection:
-    """Return the selection that draws a plan's cohorts, checked against the plan.
+    """The selection that draws a plan's cohorts, checked against the plan.
 
     Raises:
-        ValueError: If the plan charges for another law than the selection's, or does not declare
-            the selection's own releases.
+        ValueError: If the plan charges for another law, or lacks the selection's own releases.
     """
     if selection is None:
         selection = selection_of(plan.sampling)
@@ -82,7 +81,7 @@ def selection_for(plan: Plan, selection: Selection | None) -> Selection:
 
 
 def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
-    """Check that a model can be clipped as planned, and updates of `units` be summed exactly.
+    """Check that a model can be clipped as planned, and `units` updates summed exactly.
 
     Raises:
         ValueError: If not.
@@ -104,9 +103,9 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
 
 
 def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:
-    """Return a warning where so much noise is drawn that float64 shows in the quoted epsilon.
+    """A warning if so much noise is drawn that float64 shows in the quoted epsilon.
 
-    None where it does not, and under secure sums, whose plans reserve a part of their budget.
+    Else None; also under secure sums, whose plans reserve a part of their budget.
     """
     error = 2.0 * sampler_slack(plan.charged_rounds * layout.size)
     if plan.slack or error < LAST_DIGIT:
@@ -118,14 +117,14 @@ def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:
 
 
 class UnfitModel(ValueError):
-    """A model holds arrays that noise ruins without an error, or is too large for the memory."""
+    """A model that is not finite, has arrays that noise ruins silently, or exceeds the memory."""
 
 
 def require_memory(model: ArrayRecord) -> None:
-    """Check that the server has enough memory for a round.
+    """Check that the server's memory suffices for a round.
 
     Raises:
-        UnfitModel: If it has not: the process would end in the middle of a round.
+        UnfitModel: If not: the process would end in the middle of a round.
     """
     needed, free = _BYTES_A_PARAMETER * VectorLayout.of(model).size, free_memory()
     if free is not None and needed > free:
@@ -137,7 +136,7 @@ def require_memory(model: ArrayRecord) -> None:
 
 
 def require_finite(model: ArrayRecord) -> None:
-    """Check that a model's values are finite: no update to another one is finite.
+    """Check that a model is finite: else no update to it is.
 
     Raises:
         UnfitModel: If a value is NaN or infinite; nobody was asked.
@@ -152,7 +151,7 @@ def require_finite(model: ArrayRecord) -> None:
 
 
 def require_no_running_statistics(model: ArrayRecord) -> None:
-    """Check that a model has no running statistics, which noise ruins without an error.
+    """Check that a model has no running statistics: noise ruins them without an error.
 
     Raises:
         UnfitModel: If it has, with the ways out.

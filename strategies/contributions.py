@@ -1,9 +1,9 @@
-"""A check that enough units contribute, by the noisy count that each round releases.
+"""A check that enough units contribute, by each round's noisy count.
 
-A round without any contribution looks like any other: its noise is the same, and it is charged.
-Hence each round also counts its contributions (`GaussianBundle.count_noise_std`), and the counts so
-far are compared with the law of sampling. The check is free: a count is paid for with its round,
-and everything else here is computed from counts and public constants.
+A round without contributions looks like any other: same noise, same charge. Hence each round also
+counts its contributions (`GaussianBundle.count_noise_std`), and the counts so far are compared
+with the law of sampling. The check is free: counts are paid for with their rounds, and all else
+comes from counts and public constants.
 
     >>> law = CohortLaw(units=200, rate=0.25)
     >>> nobody = Evidence(share=0.0, against=0.75)
@@ -42,7 +42,7 @@ _TAIL = 12.0  # standard deviations beyond which a cohort's size has no probabil
 
 
 class NobodyContributes(RuntimeError):
-    """Almost nobody contributes: the training would go on to pay for models of pure noise."""
+    """Almost nobody contributes: further rounds would pay for models of pure noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class CohortLaw:
 
     Attributes:
         units: Number of units that may be drawn.
-        rate: Probability of each; 1 where the size of the cohort is known.
+        rate: Probability of each; 1 where the cohort's size is known.
     """
 
     units: int
@@ -59,12 +59,12 @@ class CohortLaw:
 
     @property
     def mean(self) -> float:
-        """The expected count of the cohort."""
+        """The cohort's expected size."""
         return self.rate * self.units
 
     @classmethod
     def of(cls, plan: Plan | None, asked: int) -> CohortLaw:
-        """Return the law of a round; the exact number `asked` enters only where it is public."""
+        """A round's law; the exact `asked` enters only where it is public."""
         if plan is None:
             return cls(units=asked, rate=1.0)
         # Of records nobody asks one by one.
@@ -75,23 +75,23 @@ class CohortLaw:
 
 
 class Evidence:
-    """Evidence, over rounds, that a smaller share of the units contributes than should.
+    """Evidence, over rounds, that too small a share of the units contributes.
 
     A mixture of likelihood ratios, one for each round in which the trouble may have begun. Suppose
-    that each drawn unit contributes with probability `against` or more, independently. Then, over
-    any number of rounds, `passes(p)` is ever true with probability at most p: each ratio decreases
-    in its count, and their mixture is a nonnegative martingale that starts at 1.
+    each drawn unit contributes with probability `against` or more, independently. Then, over any
+    number of rounds, `passes(p)` is ever true with probability at most p: each ratio decreases in
+    its count, and their mixture is a nonnegative martingale that starts at 1.
     """
 
     def __init__(self, *, share: float, against: float) -> None:
-        """Start without any: `share` is suspected, and a larger share `against` is usual."""
+        """Start with none: `share` is suspected, a larger share `against` is usual."""
         self._share = share
         self._against = against
         self._rounds = 0
         self._log = -math.inf  # of the sum over the rounds in which it may have begun
 
     def observe(self, count: float, law: CohortLaw, *, noise_std: float) -> None:
-        """Take in the released count of one round.
+        """Add one round's released count.
 
         `noise_std` is the standard deviation of its Gaussian noise; 0: it is exact.
         """
@@ -104,15 +104,15 @@ class Evidence:
         self._log = float(np.logaddexp(self._log, math.log(weight))) + ratio
 
     def passes(self, false_alarm: float) -> bool:
-        """Return whether the evidence is wrong with at most this probability."""
+        """Whether the evidence is wrong with at most this probability."""
         return self._log >= -math.log(false_alarm)
 
 
 class ContributionCheck:
-    """Ends a training to which nobody contributes, and warns if about half of it is missing."""
+    """Ends a training to which nobody contributes; warns if about half is missing."""
 
     def __init__(self, plan: Plan | None) -> None:
-        """Start without any round; without a plan, counts are exact."""
+        """Start before any round; without a plan, counts are exact."""
         self._plan = plan
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
@@ -123,12 +123,12 @@ class ContributionCheck:
         self._once = False  # whether half or more contributed in the rounds up to some round
 
     def observe(self, count: float, *, noise_std: float, asked: int, untried: bool = False) -> None:
-        """Take in a round's count; `untried` marks the first round of an unrehearsed app.
+        """Add a round's count; `untried` marks the first round of an unrehearsed app.
 
         Raises:
-            NobodyContributes: If almost nobody does. With at least three quarters of the drawn
-                units contributing, its probability is at most `FALSE_ALARM` over the whole
-                training; in the first round of an untried app, with nine tenths of them, at most
+            NobodyContributes: If almost nobody does. With three quarters of the drawn units
+                contributing, or more, its probability is at most `FALSE_ALARM` over the whole
+                training; in the first round of an untried app, with nine tenths, at most
                 `SUSPICION`.
         """
         law = CohortLaw.of(self._plan, asked)
@@ -190,7 +190,7 @@ class ContributionCheck:
             raise NobodyContributes(_likely_causes(self._plan, once=False, over=True))
 
     def _never_works(self, count: float, law: CohortLaw, noise_std: float) -> bool:
-        """Return whether the first round shows that an untried app never works."""
+        """Whether the first round shows that an untried app never works."""
         if self._plan is None:  # nothing is paid: there is time
             return False
         evidence = Evidence(share=0.0, against=_ALL_BUT_A_FEW)
@@ -230,7 +230,7 @@ def _likely_causes(plan: Plan | None, *, once: bool, over: bool = False) -> str:
 
 
 def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float) -> float:
-    """Return the logarithm of a count's density, up to a summand that is equal for all shares."""
+    """Logarithm of a count's density, up to a summand equal for all shares."""
     sizes, log_probabilities = _sizes(law.units, share * law.rate)
     if noise_std == 0.0:
         hit = log_probabilities[sizes == count]
@@ -242,7 +242,7 @@ def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float
 
 @lru_cache(maxsize=64)
 def _sizes(units: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the possible numbers of contributions and the logarithms of their probabilities."""
+    """The possible numbers of contributions and their log-probabilities."""
     # Bernstein: beyond it a binomial has no probability worth a term.
     spread = _TAIL * (math.sqrt(units * rate * (1.0 - rate)) + _TAIL)
     last = min(units, math.ceil(units * rate + spread))

@@ -73,7 +73,7 @@ logger = logging.getLogger("flwr.fl_dp")
 def _sends_budgets_to_with_budget(
     constructor: Callable[_Arguments, None],
 ) -> Callable[_Arguments, None]:
-    """Let a constructor refuse unknown names, and name `with_budget` for those of a budget."""
+    """Let a constructor refuse unknown names; point those of a budget to `with_budget`."""
     own = inspect.signature(constructor).parameters
 
     @wraps(constructor)
@@ -103,8 +103,7 @@ class DPFedAvg(RoundStrategy):
 
     Attributes:
         loop_class: Class of the loop: the mechanism that the plan charges for.
-        plan_class: Kind of the plan that `with_budget` makes.
-        loop: Charges, draws, asks, checks, sums and releases.
+        plan_class: Kind of plan that `with_budget` makes.
         Others: See `RoundStrategy`.
     """
 
@@ -136,33 +135,32 @@ class DPFedAvg(RoundStrategy):
 
         Args:
             strategy: The server optimizer, `FedAvg()` by default. It sees one private reply per
-                round; its sampling fractions and its weights are not used.
+                round; its sampling fractions and weights are not used.
             plan: What is released and at what price.
-            ledger: A ledger opened with the same plan.
+            ledger: Opened with the same plan.
             selection: Chooses the participants; by default as the plan's `sampling` says.
             weight_cap: Number of records that earn a client the full weight. Each client applies
-                its weight of `min(records / weight_cap, 1)` before clipping. None: every client
-                weighs 1.
+                its weight, `min(records / weight_cap, 1)`, before clipping. None: all weigh 1.
             window: Number of nodes that work at the same time; None leaves it to the grid.
             roster_timeout: Seconds to wait for the plan's clients to connect.
-            roster_may_grow: Whether more clients may take part than the plan declares. Each
-                client's charge and the denominator stay the same: with twice the clients under
-                Poisson sampling, the mean comes out twice as large. Samples of a counted cohort
-                still draw from the declared number. Without it, too many clients at the start are
-                an error, and later ones take no part.
-            rng: Source of noise and coins; a secure one by default. An insecure one, for tests and
+            roster_may_grow: Whether more clients than declared may take part. Each client's
+                charge and the denominator stay the same: with twice the clients under Poisson
+                sampling, the mean is twice as large. Counted cohorts are still drawn from the
+                declared number. Without it, too many clients at the start are an error, and later
+                ones take no part.
+            rng: Source of noise and coins; by default secure. An insecure one, for tests and
                 simulations, is refused unless the ledger was opened with it.
-            after_round: Called with a checkpoint after the start and after every round, to save it.
+            after_round: Called with a checkpoint after the start and every round, to save it.
             record_plan: What clients promise to each of their records (`OpacusClient`), besides
-                what the plan promises to clients. It is sent with every round.
+                the plan's promise to clients. Sent with every round.
             compression: Encoding of updates and models; None sends them as they are. A client that
-                gets a narrow model, or has to encode its update, needs `compression_mod`; an answer
-                with the whole model is read all the same.
+                gets a narrow model, or has to encode its update, needs `compression_mod`; an
+                answer with the whole model is read all the same.
             secure_roster: The nodes of secure sums and their identities, as owners have them in a
                 file (`fl_dp.secagg.Roster.read`). Required if and only if the plan supposes one.
             owners: Epsilon of each node by its lasting name, for a plan whose `OwnRatesSampling`
-                has a group for each; nodes that are not listed take no part. None: units are dealt
-                to the groups by their shares, in the order of their names.
+                has a group for each; unlisted nodes take no part. None: units are dealt to the
+                groups by their shares, in the order of their names.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -235,28 +233,27 @@ class DPFedAvg(RoundStrategy):
     ) -> Self:
         """Plan to a budget, open the ledger and wrap a strategy.
 
-        The ledger is closed when `start` returns. For settings that are not named here (a noise
-        schedule, other releases, another kind of plan), pass a plan and its ledger to the
-        constructor.
+        The ledger is closed when `start` returns. For other settings (a noise schedule, other
+        releases, another kind of plan), pass a plan and its ledger to the constructor.
 
         Args:
             strategy: The server optimizer; `FedAvg()` by default.
             epsilon: The budget over the whole training.
-            rounds: Number of rounds to train.
+            rounds: Number of rounds.
             num_clients: Number of units in the roster; public.
-            ledger: File or database URL of the ledger.
-            delta: The budget's delta; `num_clients ** -1.1` by default.
+            ledger: Its file or database URL.
+            delta: `num_clients ** -1.1` by default.
             sampling_rate: Probability of each client in each round; or give a `selection`.
-            selection: Chooses the participants; what it releases is planned for, too.
-            clipping_norm: L2 bound on one client's update; or give a `clipping`. Without both it is
-                adapted to the median norm, see docs/choosing.md.
+            selection: Chooses the participants; its own releases are planned for, too.
+            clipping_norm: L2 bound on one client's update; or give a `clipping`. Without both, it
+                is adapted to the median norm (docs/choosing.md).
             clipping: Rule that bounds an update, for instance `AdaptiveClipping()`.
             neighboring_relation: Defines which populations are neighbours.
             unit: `client`, or `record`; see `Plan`.
-            units_per_node: Units that a node hosts at most, whose clipped updates it adds up.
-            metrics: Metrics of the clients that each round releases with the updates.
+            units_per_node: Units that a node hosts at most; it adds up their clipped updates.
+            metrics: Clients' metrics that each round releases with the updates.
             contribution_check: Whether each round releases a noisy number of contributions.
-            **options: Other arguments of this class: those of `DPFedAvg` and a subclass's own.
+            **options: Other arguments of `DPFedAvg`, and a subclass's own.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
@@ -301,7 +298,7 @@ class DPFedAvg(RoundStrategy):
 
     @property
     def plan(self) -> Plan:
-        """The plan: what is released and at what price."""
+        """What is released and at what price."""
         return self.loop.plan
 
     @property
@@ -329,7 +326,7 @@ _OF_BUDGET = hints_of(DPFedAvg.with_budget).keys() - {"options", "return"}
 
 
 def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
-    """Return the rule that bounds an update.
+    """The rule that bounds an update.
 
     Raises:
         ValueError: If both a norm and a rule are given.
@@ -352,10 +349,10 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
 
 
 def _require_known(kind: type[DPFedAvg], options: Mapping[str, Any]) -> None:
-    """Check names of arguments of `kind.with_budget` before a ledger is made of them.
+    """Check names of arguments of `kind.with_budget` before a ledger is made.
 
     Raises:
-        TypeError: If one is misspelt, or the class and the plan both have it.
+        TypeError: If one is misspelt, or both the class and the plan have it.
     """
     own, plans = keywords_of(kind), {field.name for field in fields(kind.plan_class)}
     named = hints_of(DPFedAvg.with_budget)

@@ -1,4 +1,4 @@
-"""DP-FedBuff: private releases of the next answers, without waiting for slow clients.
+"""DP-FedBuff: private releases of the next answers.
 
     reserve -> [ask in the ledger -> push -> answer -> fold in the ledger -> clip -> add]* -> noise
 
@@ -58,11 +58,11 @@ class BufferedLoop(PrivateLoop):
     def open(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Charge a release and open its buffer; `_replies` sends requests as there is room.
+        """Charge a release and open its buffer; `_replies` sends requests when there is room.
 
         Raises:
-            PrivacyBudgetExhausted: If the release does not fit the budget, or nobody is left to ask
-                or to wait for.
+            PrivacyBudgetExhausted: If the release exceeds the budget, or nobody is left to ask or
+                to wait for.
         """
         plan = self.plan
         draft = self._draft(
@@ -99,12 +99,12 @@ class DPFedBuff(DPFedAvg):
     Each release is made of the next answers, as many as the selection's buffer holds. A slow
     client's answer enters a later release, clipped there, with a public weight for its age.
 
-    The plan's sampling is a `BufferedSampling`, the selection a `BufferedSelection`; the other
-    arguments are those of `DPFedAvg`.
+    The plan has a `BufferedSampling`, the selection is a `BufferedSelection`; other arguments are
+    as for `DPFedAvg`.
 
     Privacy: as `DPFedAvg` with visible cohorts. A unit is in each release at most once, in no two
-    that are closer than the plan's separation, and asked at most as often as its cap says. The time
-    at which an answer arrives is assumed not to depend on data.
+    closer than the plan's separation, and asked at most as often as its cap says. The time at
+    which an answer arrives is assumed not to depend on data.
     """
 
     loop_class = BufferedLoop

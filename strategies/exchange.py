@@ -1,8 +1,8 @@
 """Messages out and replies in, a window at a time.
 
-Flower's `send_and_receive` keeps every reply in memory until the last one is in, and its simulation
-engine slows down with each message that waits. Here a window bounds the open messages, and each
-reply is handed over on arrival.
+Flower's `send_and_receive` keeps every reply in memory until the last is in, and its simulation
+engine slows down with each waiting message. Here a window bounds the open messages, and replies
+are handed over on arrival.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ATTEMPTS = 3
 
 
 def default_window(grid: Grid) -> int | None:
-    """Return the window that suits a grid: bounded in a simulation, none for real nodes.
+    """A grid's default window: bounded in simulations, none for real nodes.
 
     Flower's simulation engine looks ten times a second, for every node, at every open message. A
     smaller window leaves its workers (32 at most) idle; a larger one only makes it look longer.
@@ -50,9 +50,9 @@ def default_window(grid: Grid) -> int | None:
 
 
 def patience(grid: Grid, timeout: float) -> float:
-    """Return the seconds of silence after which nodes are given up before a training.
+    """Seconds of silence after which nodes are given up before a training.
 
-    Simulated nodes are never away, with Flower's engine or another one.
+    Simulated nodes are never away, with any engine.
     """
     return max(timeout, _LONGEST_SILENCE) if simulates_nodes(grid) else timeout
 
@@ -66,23 +66,22 @@ def exchange(
     remind: Callable[[], Iterable[Message]] | None = None,
     patient: bool = False,
 ) -> Iterator[Message]:
-    """Send `messages` and yield each one's reply as it arrives, at most one per message.
+    """Send `messages` and yield replies as they arrive, at most one per message.
 
     A reply belongs to the message it names, whatever its sender: Flower itself answers for a node
-    that is gone. Error replies are yielded like any other. No reply is kept once it is yielded, and
-    at most 32 wait here. Exceptions of the grid propagate: Flower's own grids repeat a failed call
-    without limit.
+    that is gone. Error replies are yielded, too. No yielded reply is kept; at most 32 wait here.
+    The grid's exceptions propagate; Flower's own grids repeat a failed call without limit.
 
     Args:
         grid: Flower's grid.
-        messages: Messages to send, taken one at a time. Each has its own time to live; one that
-            ends with `timeout` keeps slow nodes from working for nothing.
+        messages: Taken one at a time. Each has its own time to live; one that ends with `timeout`
+            keeps slow nodes from working for nothing.
         window: Most messages without a reply; None stands for `default_window`.
         timeout: Seconds after which missing replies are given up.
         remind: Called after each third of `timeout` for messages to send again; a reply to any of
             the messages counts.
-        patient: Whether to wait for simulated nodes as long as `patience` says, and as long again
-            after each answer; their messages do not expire.
+        patient: Whether to wait for simulated nodes as long as `patience` says, anew after each
+            answer; their messages do not expire.
     """
     window = default_window(grid) if window is None else window
     unhurried = patient and simulates_nodes(grid)
@@ -148,7 +147,7 @@ def _lasting(message: Message) -> Message:
 
 
 def longer(pause: float) -> float:
-    """Return the next pause in seconds, after one without a reply."""
+    """The next pause in seconds, after one without a reply."""
     return min(_BACKOFF * pause, _LONGEST_PAUSE)
 
 
@@ -158,7 +157,7 @@ def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _was_under_way(message_id: str, under_way: set[str]) -> bool:
-    """Return whether a message waited for its reply; then it no longer does."""
+    """Whether a message waited for its reply; then it no longer does."""
     if message_id not in under_way:
         return False
     under_way.discard(message_id)
@@ -168,7 +167,7 @@ def _was_under_way(message_id: str, under_way: set[str]) -> bool:
 def one_of_each(
     replies: Iterable[Message], nodes: Container[int], log: RunLog
 ) -> Iterator[Message]:
-    """Yield every error reply, and at most one other of each node that was asked."""
+    """Yield every error reply, and at most one other per asked node."""
     answered: set[int] = set()
     for reply in replies:
         node = reply.metadata.src_node_id
@@ -183,7 +182,7 @@ def one_of_each(
 
 
 def asking(grid: Grid, *, window: int | None, patient: bool = False) -> Ask:
-    """Return an `Ask` on a grid, whose messages live no longer than its time-out.
+    """An `Ask` on a grid; its messages live no longer than its time-out.
 
     `window` and `patient` are those of `exchange`.
     """

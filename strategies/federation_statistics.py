@@ -6,8 +6,8 @@
     >>> answer = ask_federation(grid, ledger, "ages", choice, values="age")
     >>> answer["mean"].value, answer["mean"].error
 
-Nodes answer with `numpy_client_app(statistics_fn=...)`. Under a plan whose noise is in shares, a
-secure sum makes the answer (`charged_sum`).
+Nodes answer with `numpy_client_app(statistics_fn=...)`. If the plan's noise is in shares, a secure
+sum makes the answer (`charged_sum`).
 """
 
 from __future__ import annotations
@@ -62,33 +62,29 @@ def ask_federation(
     roster_timeout: float = 60.0,
     secure_roster: SecureRoster | None = None,
 ) -> Answer:
-    """Ask every node that is connected and release one private answer.
+    """Ask every connected node and release one private answer.
 
-    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against anyone
-    who sees the answer. The server is trusted with the units' vectors and with the noise; under a
-    plan with `DistributedNoise` it is not, as `charged_sum` says. A unit without a valid answer
-    contributes zero, and the number of answers stays private. Nothing is sent before the charge is
-    on disk, and a failure leaves it spent.
+    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against
+    anyone who sees the answer. The server is trusted with the units' vectors and with the noise;
+    under a plan with `DistributedNoise` it is not, as `charged_sum` says. A unit without a valid
+    answer contributes zero, and the number of answers stays private. Nothing is sent before the
+    charge is on disk, and a failure leaves it spent.
 
     Args:
         grid: Flower's grid.
         ledger: Opened to spend from, with a plan that declares `choice.events`, or one with an
             adaptive filter.
-        name: A name for the ledger's entry, for instance `feature means`.
+        name: Name of the ledger's entry, for instance `feature means`.
         choice: The query and its noise, from `choose_noise`.
-        values: Name of the values to look at, which the nodes' `statistics_fn` gets.
-        rng: Source of the server's noise; a secure one by default.
+        values: Name of the values to look at, for the nodes' `statistics_fn`.
+        rng: Source of the server's noise; by default secure.
         config: Sent along with the query.
-        units_per_node: Privacy units that a node hosts at most. A node answers with one vector per
-            unit; vectors beyond this number do not count.
+        units_per_node: Privacy units that a node hosts at most. It answers with one vector per
+            unit; further vectors do not count.
         window: Number of nodes that work at the same time; None leaves it to the grid.
         timeout: Seconds to wait for replies.
-        roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
-            charged.
+        roster_timeout: Seconds to wait for the plan's clients to connect, before any charge.
         secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
-
-    Returns:
-        The private numbers, their errors, and their price.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
@@ -133,7 +129,7 @@ def evaluate_federation(
     roster_timeout: float = 60.0,
     secure_roster: SecureRoster | None = None,
 ) -> Answer:
-    """Let every node measure a model on its own data, and release private means.
+    """Let every node measure a model on its data, and release private means.
 
         >>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
         >>> choice = choose_noise(query, epsilon=0.5, delta=1e-5, law="gaussian")
@@ -141,29 +137,18 @@ def evaluate_federation(
         >>> answer["loss"].value, answer["loss"].error, answer["count"].value
 
     The clients' `evaluate` measures: its loss is `loss`, its metrics have their own names, and its
-    number of examples is a unit's weight where `max_records` is above 1. For `ScoreHistograms` (AUC
-    and accuracy of two classes) the clients' `scores` return the model's score of each record.
+    number of examples is a unit's weight where `max_records` is above 1. For `ScoreHistograms`
+    (AUC and accuracy of two classes) the clients' `scores` return the model's score of each
+    record.
+
+    `arrays` is the model, public or released before; `choice` is for an `Evaluation` or
+    `ScoreHistograms`. The other arguments are as for `ask_federation`.
 
     Privacy: as `ask_federation`; the plan declares `choice.events` among its `other_releases`, as
     often as the model is to be measured.
 
-    Args:
-        grid: Flower's grid.
-        ledger: Opened to spend from, with a plan that declares `choice.events`.
-        name: A name for the ledger's entry, for instance `model of round 60`.
-        choice: An `Evaluation` or `ScoreHistograms` and its noise, from `choose_noise`.
-        arrays: The model; public or released before.
-        rng: Source of the server's noise; a secure one by default.
-        config: Sent along with the model.
-        units_per_node: Privacy units that a node hosts at most.
-        window: Number of nodes that work at the same time; None leaves it to the grid.
-        timeout: Seconds to wait for replies.
-        roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
-            charged.
-        secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
-
     Raises:
-        ValueError: If the choice is of another query, or as in `ask_federation`.
+        ValueError: If the choice is of another query.
         Others: As `ask_federation`.
     """
     ask_for = _evaluation_question
@@ -186,10 +171,10 @@ def evaluate_federation(
 def _evaluation_question(
     query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
-    """Return the question for the quality of a model.
+    """The question for a model's quality.
 
     Raises:
-        ValueError: If the query is about something else.
+        ValueError: If the query is no `Evaluation`.
     """
     if not isinstance(query, Evaluation):
         raise ValueError(f"models are measured by an Evaluation, got a query '{query.kind}'")
@@ -204,7 +189,7 @@ def _evaluation_question(
 def _scores_question(
     query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
-    """Return the question for a model's score of each record.
+    """The question for a model's score of each record.
 
     It is a statistic, no evaluation: owners who allow exact evaluations mean single numbers.
     """
@@ -233,7 +218,7 @@ def _answered(
     roster_timeout: float,
     secure_roster: SecureRoster | None,
 ) -> Answer:
-    """Charge and ask, by a secure sum where the plan's noise is in shares."""
+    """Charge and ask, by a secure sum if the plan's noise is in shares."""
     plan, per_node = ledger.plan, question.units_per_node
     if not plan.of_sums:
         raise ValueError(

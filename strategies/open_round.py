@@ -1,4 +1,4 @@
-"""An open round: one message and one reply per node, and the model made of the replies."""
+"""An open round: one message and one reply per node, and the model they lead to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RoundDraft:
         sent: The model as it is sent, perhaps narrower.
         origin: `sent`, flattened: clients' updates are relative to it.
         content: The message that the server optimizer would send to a client.
-        instruction: What every client is asked besides training, whatever the mode.
+        instruction: What every client is asked besides training, in any mode.
         roster: Every unit that may take part; `draw.roster` holds those that may now.
         simulated: Whether no node is real, so that a failure may be logged whole.
     """
@@ -64,7 +64,7 @@ class RoundDraft:
 
 @dataclass(kw_only=True)
 class Answered:
-    """Exact counts of a round's answers: those of real nodes must stay secret.
+    """Exact counts of a round's answers: of real nodes they must stay secret.
 
     Attributes:
         failed: Number of replies that contribute nothing.
@@ -80,11 +80,11 @@ class Answered:
 
     @property
     def enforcement(self) -> Enforcement:
-        """The weakest that any node shows; without answers, the strongest."""
+        """The weakest that a node shows; without answers, the strongest."""
         return weakest([Enforcement.SITE, *self.shown.values()])
 
     def note_enforcement(self, reply: Message) -> None:
-        """Take note of the enforcement that a reply of the cohort shows."""
+        """Note the enforcement that a reply of the cohort shows."""
         node = reply.metadata.src_node_id
         before = self.shown.get(node, Enforcement.SITE)
         self.shown[node] = weakest([before, enforcement_in(reply)])
@@ -116,11 +116,11 @@ class OpenRound:
         return RecordDict(dict(self.draft.content) | {model_key: self.draft.sent})
 
     def messages(self, timeout: float) -> list[Message]:
-        """Write one message for each node of the cohort; equal content is shared."""
+        """One message per node of the cohort; equal content is shared."""
         return [self.message_for(node, timeout) for node in self.cohort]
 
     def message_for(self, node: int, lifetime: float) -> Message:
-        """Write the message of one node, which expires after `lifetime` seconds."""
+        """One node's message, which expires after `lifetime` seconds."""
         return Message(
             content=self.mode.content_for(node, self._content),
             message_type=MessageType.TRAIN,
@@ -130,7 +130,7 @@ class OpenRound:
         )
 
     def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> Answered:
-        """Fold replies into the mode one by one, at most one for each node of the cohort.
+        """Fold replies into the mode one by one, at most one per node of the cohort.
 
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.
@@ -175,7 +175,7 @@ class OpenRound:
         return answered
 
     def _log_failure(self, reply: Message, log: RunLog) -> None:
-        """Log the node and the meaning of its error, once for each kind."""
+        """Log the node and the meaning of its error, once per kind."""
         meaning, node = meaning_of(reply.error), reply.metadata.src_node_id
         cause = "" if meaning is None else f" ({meaning.text})"
         at = f" at node {node}" if node in self.cohort else ""  # else Flower answers for one
@@ -183,7 +183,7 @@ class OpenRound:
         log.warn_once(f"a client failed{at}{cause}; a failed client contributes zero", kind=kind)
 
     def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
-        """Yield every error reply, and the others that may contribute."""
+        """Yield every error reply, and others that may contribute."""
         return one_of_each(replies, self.cohort, log)
 
     def _fold(self, reply: Message) -> list[Observation]:
@@ -194,7 +194,7 @@ class OpenRound:
     def next_model(
         self, released: Released, optimizer: ServerOptimizer
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Return the server optimizer's next model, made of the released mean, and its metrics."""
+        """The server optimizer's model from the released mean; and its metrics."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
         private = draft.layout.unflatten(draft.flat_model, released.mean)

@@ -1,4 +1,4 @@
-"""A strategy's training state as a flat dictionary of named arrays, without pickle.
+"""A strategy's training state as a flat dictionary of arrays, without pickle.
 
     >>> arrays = pack({"momentum": [np.zeros(3, np.float32)], "best": 0.5})
     >>> sorted(arrays)
@@ -43,13 +43,13 @@ class NotPlain(TypeError):
 
 
 def pack(value: Any) -> dict[str, NDArray[Any]]:
-    """Return a value as named arrays, copied, without change of dtype.
+    """A value as named arrays, copied, dtypes unchanged.
 
-    It holds None, numbers, texts, bytes, NumPy arrays and scalars up to 64 bits, Flower's records
-    and arrays, and lists, tuples and dictionaries of these.
+    It may hold None, numbers, texts, bytes, NumPy arrays and scalars up to 64 bits, Flower's
+    records and arrays, and lists, tuples and dictionaries of these.
 
     Raises:
-        NotPlain: If there is anything else in it.
+        NotPlain: If it holds anything else.
     """
     arrays: dict[str, NDArray[Any]] = {}
     tree = _pack(value, (), arrays)
@@ -58,7 +58,7 @@ def pack(value: Any) -> dict[str, NDArray[Any]]:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the value that `pack` was given; its arrays are copies.
+    """The value that `pack` was given; its arrays are copies.
 
     Raises:
         ValueError: If `pack` did not make these arrays, or some are missing.
@@ -75,12 +75,12 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def is_function(value: Any) -> bool:
-    """Return whether a value is code and no state."""
+    """Whether a value is code, not state."""
     return isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type)
 
 
 def fingerprint(value: Any) -> str:
-    """Return a text that changes when anything in a value does.
+    """A text that changes when anything in a value does.
 
     An object that Python can't serialize is identified by its address: the caller has to keep it
     alive, and a change inside it is missed.
@@ -109,7 +109,7 @@ class _Digest:
 
 
 def _pack(value: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Any:
-    """Return the JSON description of a value, and add its arrays."""
+    """A value's JSON description; its arrays go to `arrays`."""
     kind = type(value)
     if kind in _SMALL:
         return value
@@ -141,7 +141,7 @@ def _numpy(array: Array, path: tuple[str, ...]) -> NDArray[Any]:
 
 
 def _add(value: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> str:
-    """Add an array under a name of its own, and return the name."""
+    """Add an array under its own name, and return the name."""
     if value.dtype not in _DTYPES:
         raise NotPlain(f"'{'/'.join(path)}' has dtype {value.dtype}")
     name = "/".join(path) or "value"
@@ -152,7 +152,7 @@ def _add(value: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> 
 
 
 def _unpack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the value that a JSON description stands for."""
+    """The value of a JSON description."""
     if not isinstance(tree, dict):
         return tree
     kind = tree["kind"]

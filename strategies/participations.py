@@ -1,4 +1,4 @@
-"""Participations under a cap, a separation or in groups: who may take part, by lasting names."""
+"""Who may take part under a cap, a separation or in groups, by lasting names."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ _BY_ID = "node-"  # no lasting name starts like this
 
 
 class Participations:
-    """Participations of each unit, over all runs on one ledger.
+    """Each unit's participations, over all runs on one ledger.
 
-    A unit that was asked has taken part. Without a plan whose units are capped, rest or take turns
+    A unit that was asked has taken part. If the plan has no cap, separation, groups or buffers,
     nobody is counted, every check passes, and the ledger charges everybody.
     """
 
     def __init__(
         self, ledger: PrivacyLedger | None = None, *, owners: Mapping[str, float] | None = None
     ) -> None:
-        """Count by the ledger, as its plan says.
+        """Count by the ledger, as its plan says; without one nobody is counted.
 
-        Args:
-            ledger: The ledger; without one nobody is counted.
-            owners: Epsilon of each node by its lasting name, where owners have budgets of their
-                own; nodes that are not listed take no part. None: units are dealt to groups.
+        `owners` is the epsilon of each node by its lasting name, where owners have budgets of
+        their own; unlisted nodes take no part. None: units are dealt to groups.
 
         Raises:
             OptionError: If a budget is none of the plan's groups.
@@ -74,11 +72,11 @@ class Participations:
             )
 
     def needs_everyone(self, first: Answers) -> bool:
-        """Return whether every node has to tell its name, given a rehearsal's first answers."""
+        """Whether every node must tell its name, given a rehearsal's first answers."""
         return self._counts and bool(self._ledger_names or named(first))
 
     def recognise(self, answers: Answers, nodes: Sequence[int]) -> None:
-        """Record the names of nodes, and give each new unit its group, where there are any.
+        """Record nodes' names, and give each new unit its group, if any.
 
         Raises:
             RosterIncomplete: If names count and a node does not tell its own.
@@ -93,7 +91,7 @@ class Participations:
             self._assign(units, self._ledger)
 
     def _assign(self, units: Sequence[Unit], ledger: PrivacyLedger) -> None:
-        """Give each new unit its group: the one that its owner chose, or else a dealt one."""
+        """Give each new unit its group: its owner's choice, or else a dealt one."""
         nodes = [(self._names or {})[unit.node] for unit in units]
         names = [self._name(unit) for unit in units]
         chosen: dict[str, int] | None = None
@@ -115,7 +113,7 @@ class Participations:
             )
 
     def next_index(self) -> int | None:
-        """Return the index of the next round where it decides who may take part; else None."""
+        """The next round's index where it decides who may take part; else None."""
         if self._ledger is None or not (self._separation > 1 or self._buffered):
             return None
         return self._ledger.next_index()
@@ -123,7 +121,7 @@ class Participations:
     def available(
         self, roster: Sequence[Unit], index: int | None = None, *, server_round: int = 1
     ) -> Sequence[Unit]:
-        """Return the units that may take part once more, at that index and round where it matters.
+        """Units that may take part again, at that index and round where it matters.
 
         Names and the ledger alone decide, so excluding a unit never depends on data.
         """
@@ -146,7 +144,7 @@ class Participations:
     def _grouped_units(
         self, roster: Sequence[Unit], ledger: PrivacyLedger, index: int | None
     ) -> list[Unit]:
-        """Return the units that have a group, at an index those whose turn it is."""
+        """Units with a group; at an index, those whose turn it is."""
         groups = ledger.group_of
         units: list[Unit] = []
         for unit in roster:
@@ -158,7 +156,7 @@ class Participations:
         return units
 
     def require_some_left(self, roster: Sequence[Unit], *, server_round: int) -> None:
-        """Check that not everybody is at the cap, or too close to it for a round's noise.
+        """Check that not everybody is at the cap, or too close for a round's noise.
 
         Raises:
             PrivacyBudgetExhausted: If everybody is.
@@ -172,25 +170,25 @@ class Participations:
             )
 
     def names_of(self, cohort: Iterable[Unit]) -> list[str] | None:
-        """Return the names that the ledger charges for a cohort; None: it charges everybody."""
+        """Names to charge for a cohort; None: the ledger charges everybody."""
         if not self._counts or self._grouped:
             return None
         return [self._name(unit) for unit in cohort]
 
     def groups_of(self, roster: Iterable[Unit]) -> list[int]:
-        """Return the group of each unit that `available` returned; empty without groups."""
+        """Group of each unit that `available` returned; empty without groups."""
         if self._ledger is None or not self._grouped:
             return []
         groups = self._ledger.group_of
         return [groups[self._name(unit)] for unit in roster]
 
     def group_of(self, unit: Unit) -> int | None:
-        """Return the group of a unit, or None."""
+        """A unit's group, or None."""
         return None if self._ledger is None else self._ledger.group_of.get(self._name(unit))
 
     @property
     def _ledger_names(self) -> frozenset[str]:
-        """Every name that the ledger has counted or given a group."""
+        """Names that the ledger has counted or given a group."""
         if self._ledger is None:
             return frozenset()
         return frozenset(self._ledger.participations) | frozenset(self._ledger.group_of)
@@ -227,16 +225,16 @@ def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int
 def lasting_names(
     answers: Answers, nodes: Sequence[int], *, earlier_names: Collection[str]
 ) -> dict[int, str]:
-    """Return the name of each node under which its participations are counted across runs.
+    """Each node's name, under which its participations are counted across runs.
 
-    Flower's node ids change from run to run, so nodes are asked for a lasting name. Fails closed: a
-    node that is not in the result can't be distinguished from one at its cap, and is excluded. Such
-    are nodes that claim one name and, if any unit has taken part before, nodes without a name. In a
-    first run a node without a name is counted by its id.
+    Flower's node ids change from run to run, so nodes are asked for a lasting name. Fails closed:
+    a node missing from the result can't be distinguished from one at its cap, and is excluded.
+    Missing are nodes that claim one name and, if any unit has taken part before, nodes without a
+    name. In a first run a node without a name is counted by its id.
 
     Raises:
         RosterIncomplete: If nodes did not answer, though others told their names or did before.
-            Counted by its id, a node would be unknown to the next run, which could not go on.
+            Counted by id, a node would be unknown to the next run, which could not go on.
     """
     claims = {node: name for node, name in named(answers).items() if not name.startswith(_BY_ID)}
     by_id = {node: f"{_BY_ID}{node}" for node in nodes}

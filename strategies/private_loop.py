@@ -1,10 +1,10 @@
-"""Private rounds: charge, draw, ask, check, clip, sum, add the noise, and only then the strategy.
+"""Private rounds: charge, draw, ask, check, clip, sum, add noise; only then the strategy.
 
     reserve -> sample -> push(window) -> [reply -> check -> clip -> add]* -> noise -> step -> commit
 
 A visible cohort is drawn before the charge, which names its members; nobody is asked before the
-charge. `DPFedAvg` holds a `PrivateLoop`. An override here changes the mechanism that the plan
-charges for; a subclass of a strategy reaches none of it.
+charge. An override in `PrivateLoop` changes the mechanism that the plan charges for; a subclass of
+a strategy reaches none of it.
 """
 
 from __future__ import annotations
@@ -54,16 +54,14 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class PrivateLoop(RoundLoop):
-    """Rounds of which each is charged before it is opened, and private before it is released.
+    """Rounds, each charged before it is opened and private before it is released.
 
     Attributes:
         buffers: Whether releases are made of the next answers.
-        plan: What is released and at what price.
-        ledger: Record of all charges.
         owns_ledger: Whether the ledger is closed when training ends.
         noise_stream: Source of the noise on sums of updates; every start resets it. A stream with
             memory needs a plan that charges for it.
-        Others: See `RoundLoop`.
+        Others: See `DPFedAvg`.
     """
 
     buffers = False
@@ -148,8 +146,8 @@ class PrivateLoop(RoundLoop):
     ) -> Iterable[Message]:
         """Reserve the round on disk, draw its cohort and write the messages. See `RoundLoop.open`.
 
-        A secret cohort is drawn after the round is reserved; a visible one before, as the ledger
-        has to know its members.
+        A secret cohort is drawn after the reservation; a visible one before, as the ledger has to
+        know its members.
         """
         plan = self.plan
         draft = self._draft(
@@ -189,7 +187,7 @@ class PrivateLoop(RoundLoop):
         origin: NDArray[np.float64],
         instruction: RoundInstruction,
     ) -> Mode:
-        """Return the mode of a round; override it to add noise elsewhere."""
+        """The mode of a round; override it to add noise elsewhere."""
         opened = Opened(
             reservation=reservation,
             layout=layout,
@@ -205,7 +203,7 @@ class PrivateLoop(RoundLoop):
 
     @property
     def _metrics(self) -> Sequence[str]:
-        """Names of the metrics that the plan releases. See `RoundLoop._metrics`."""
+        """Names of metrics that the plan releases."""
         return [metric.name for metric in self.plan.release.metrics]
 
     @property
@@ -214,7 +212,7 @@ class PrivateLoop(RoundLoop):
         return self._clipping_norms
 
     def checkpoint(self) -> Checkpoint:
-        """Return what a new process can `resume` from. See `RoundLoop.checkpoint`."""
+        """See `RoundLoop.checkpoint`; with the ledger's anchor and clipping norms."""
         return replace(
             super().checkpoint(),
             clipping_norms=self._clipping_norms,
@@ -222,7 +220,7 @@ class PrivateLoop(RoundLoop):
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the checkpoint's round when `start` is called.
+        """Continue after the checkpoint's round at the next `start`.
 
         Rounds reserved after it stay spent: the budget may end a round earlier for each.
 
@@ -237,10 +235,7 @@ class PrivateLoop(RoundLoop):
         self._clipping_norms = checkpoint.clipping_norms
 
     def _note_answers(self, draft: RoundDraft, answered: Answered) -> None:
-        """Record the enforcement that nodes showed, before anything is released.
-
-        See `RoundLoop._note_answers`.
-        """
+        """Record the enforcement that nodes showed, before any release."""
         if self.plan.trusts_server:
             return
         claimed = self._answers.enforcement(nodes_of(draft.roster))
@@ -255,7 +250,7 @@ class PrivateLoop(RoundLoop):
         self.ledger.note_enforcement(self._reservation, self._enforcement)
 
     def _settle(self, released: Released) -> None:
-        """Commit the round in the ledger, and keep the clipping norms of the next one."""
+        """Commit the round in the ledger, and keep the next clipping norms."""
         self.ledger.commit(self._reservation)
         if released.clipping_norms is not None:
             self._clipping_norms = released.clipping_norms
@@ -271,7 +266,7 @@ class PrivateLoop(RoundLoop):
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
-        """Ask nodes for their identities, and let them make keys. See `RoundLoop._rehearse`."""
+        """Ask for identities, and let nodes make keys. See `RoundLoop._rehearse`."""
         layout = VectorLayout.of(model)
         if warning := float64_error_of(self.plan, layout):
             self._log.warn_once(warning)
@@ -295,15 +290,15 @@ class PrivateLoop(RoundLoop):
             raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units that may take part in the next round. See `RoundLoop._eligible`."""
+        """Units that may take part in the next round. See `RoundLoop._eligible`."""
         return self._way.eligible(roster)
 
     def _needs(self) -> set[Ability]:
-        """Return the abilities that every client's app needs. See `RoundLoop._needs`."""
+        """Abilities that every client's app needs."""
         return super()._needs() | self._way.needs()
 
     def _rehearsal_config(self) -> dict[str, str]:
-        """Return the instructions that an owner may not allow."""
+        """Instructions that an owner may not allow."""
         config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
         compression = None if self._compression.up == "none" else self._compression
         instruction = self._way.rehearsal_instruction(compression)
@@ -312,7 +307,7 @@ class PrivateLoop(RoundLoop):
         return config
 
     def _require_a_round_left(self, grid: Grid) -> None:
-        """Check that some unit has not reached its cap. See `RoundLoop._require_a_round_left`.
+        """Check that some unit is below its cap.
 
         Raises:
             PrivacyBudgetExhausted: If all have.
@@ -328,7 +323,7 @@ class PrivateLoop(RoundLoop):
             )
 
     def _require_budget_left(self) -> None:
-        """Check that the ledger pays for a round, where it knows that without the roster.
+        """Check that the ledger pays for a round, if it can tell without the roster.
 
         Raises:
             PrivacyBudgetExhausted: If it does not.

@@ -1,4 +1,4 @@
-"""Progress of a training: its last released model, the nodes asked, the failed rounds."""
+"""A training's progress: last released model, nodes asked, failed rounds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FAILURES_IN_A_ROW = 3
 
 
 class Progress:
-    """The state that a resumption continues, and counts of rounds."""
+    """State that a resumption continues, and counts of rounds."""
 
     def __init__(self, *, cohorts_are_visible: bool, log: RunLog) -> None:
-        """Start before the first round; visible cohorts are counted node by node."""
+        """Start before the first round; visible cohorts are counted per node."""
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
         self._cohorts_are_visible = cohorts_are_visible
@@ -32,7 +32,7 @@ class Progress:
         self._failures_in_a_row = self._excused_in_a_row = 0
 
     def origin(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Return the last released round and its model; before any, round 0 with `initial`."""
+        """The last released round and its model; before any, round 0 with `initial`."""
         if self._resumed is None:
             return 0, initial
         return self._resumed.server_round, self._resumed.model
@@ -54,7 +54,7 @@ class Progress:
         self._last = (checkpoint.server_round, checkpoint.model)
 
     def checkpoint(self, optimizer: ServerOptimizer) -> Checkpoint:
-        """Return the state after the last released round.
+        """The state after the last released round.
 
         Raises:
             ValueError: If there is none yet, or the optimizer has state that can't be saved.
@@ -66,19 +66,19 @@ class Progress:
 
     @property
     def resumed(self) -> bool:
-        """Whether the training goes on from a checkpoint."""
+        """Whether training goes on from a checkpoint."""
         return self._resumed is not None
 
     @property
     def trained(self) -> bool:
-        """Whether any round was released, here or before a resumption."""
+        """Whether a round was released, here or before a resumption."""
         return self._last is not None and self._last[0] > 0
 
     @property
     def most_participations(self) -> int | None:
-        """An upper bound on the rounds that any node was asked to take part in.
+        """Upper bound on the rounds that any one node was asked for.
 
-        Where cohorts are secret every round counts for everybody. None after a resumption: earlier
+        If cohorts are secret, every round counts for everybody. None after a resumption: earlier
         participations are not kept.
         """
         if self.resumed:
@@ -88,17 +88,17 @@ class Progress:
         return max(self._times_asked.values(), default=0)
 
     def asked(self, nodes: Iterable[int]) -> None:
-        """Note that a round was opened with these nodes."""
+        """Note that a round opened with these nodes."""
         self._times_asked.update(list(nodes))  # of a mapping it would add up the values
         self._rounds_asked += 1
 
     def released(self, server_round: int, model: ArrayRecord) -> None:
-        """Note that a round has released its model."""
+        """Note a round's released model."""
         self._last = (server_round, model)
         self._failures_in_a_row = self._excused_in_a_row = 0
 
     def gives_up(self, failed: RoundFailed, *, last: bool) -> bool:
-        """Log a failed round, and return whether the training ends with it.
+        """Log a failed round, and return whether training ends with it.
 
         Raises:
             RoundFailed: If it ends, and no round was ever released.

@@ -1,4 +1,4 @@
-"""A question that all nodes are asked alike: a statistic, or the quality of a model."""
+"""A question to all nodes alike: a statistic, or a model's quality."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = "config"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A message for every node, and the query that its answer contributes to."""
+    """A message for every node, and the query its answer contributes to."""
 
     query: Query
     kind: str
@@ -35,19 +35,19 @@ class Question:
             raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
 
     def with_config(self, entries: Mapping[str, str]) -> Question:
-        """Return the same question with more entries in its config."""
+        """The question with more entries in its config."""
         config = ConfigRecord(dict(self.content.config_records[CONFIG]) | dict(entries))
         return replace(self, content=RecordDict(dict(self.content) | {CONFIG: config}))
 
     def to(self, node: int, content: RecordDict | None = None, *, timeout: float) -> Message:
-        """Return the message to a node, with `content` in place of its own if given."""
+        """The message to a node; `content`, if given, replaces its own."""
         sent = self.content if content is None else content
         return Message(sent, dst_node_id=node, message_type=self.kind, ttl=timeout)
 
     def answers(
         self, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
     ) -> Iterator[Message]:
-        """Yield at most one reply of each node that was asked; a failed one counts as none."""
+        """Yield at most one reply of each asked node; a failed one counts as none."""
         for reply in one_of_each(replies, set(nodes), log):
             if reply.has_error():
                 log.warn_once("a node failed and contributes zero")

@@ -1,9 +1,8 @@
-"""A rehearsal before the first charge: each node says what it will answer with, and no data moves.
+"""A rehearsal before the first charge: nodes say what they will answer with; no data moves.
 
-One exchange of QUERY messages serves two ends. Nodes tell the names under which participations are
-counted, and what they say of their apps is compared with the model. What can't work is refused
-while nothing is spent. A plain Flower client does not know the question; only training will show
-whether it works.
+In one exchange of QUERY messages, nodes tell the names under which participations are counted, and
+describe their apps, which are compared with the model. What can't work is refused while nothing is
+spent. Plain Flower clients do not know the question: only training will show whether they work.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ _OLD_API_OR_MOD = (
 
 
 class Meaning(NamedTuple):
-    """An error reply in the server's own words, and whether every round would end in it."""
+    """An error reply in the server's words, and whether every round would end in it."""
 
     text: str
     lasting: bool = True
@@ -145,11 +144,11 @@ _RAISED = (
 
 
 class RehearsalFailed(RuntimeError):
-    """A node will not be able to contribute; nothing was charged."""
+    """A node will be unable to contribute; nothing was charged."""
 
 
 def meaning_of(error: Error) -> Meaning | None:
-    """Return the meaning of an error reply in the server's own words; None if it is unknown.
+    """An error reply's meaning, in the server's own words; None if unknown.
 
     The reason comes from the node and can hold data: it is matched, and never passed on.
     """
@@ -169,12 +168,9 @@ def meaning_of(error: Error) -> Meaning | None:
 
 @dataclass(kw_only=True)
 class Answers:
-    """Answers of nodes to the identity query, and the nodes that gave none.
+    """Nodes' answers to the identity query, and the nodes that gave none.
 
     Attributes:
-        asked: Nodes that were asked.
-        identities: Each node's description of itself.
-        errors: The error of each node that answered with one.
         timeout: Seconds that were waited.
         simulated: Whether no node is real, so that a failure may be logged whole.
     """
@@ -187,33 +183,33 @@ class Answers:
 
     @property
     def silent(self) -> list[int]:
-        """Nodes that did not answer at all."""
+        """Nodes that did not answer."""
         answered = self.identities.keys() | self.errors.keys()
         return [node for node in self.asked if node not in answered]
 
     @property
     def unable(self) -> list[int]:
-        """Nodes whose app knows no such question: plain Flower clients."""
+        """Nodes whose app does not know the question: plain Flower clients."""
         return [
             node for node, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")
         ]
 
     @property
     def untried(self) -> bool:
-        """Whether no app knew the question, so that the first round is its rehearsal."""
+        """Whether no app knew the question: the first round is the rehearsal."""
         return bool(self.unable) and not self.identities
 
     def enforcement(self, nodes: Iterable[int]) -> Enforcement:
-        """Return the weakest enforcement that these nodes report of themselves."""
+        """The weakest enforcement that these nodes report of themselves."""
         return weakest(self.enforcements(nodes))
 
     def enforcements(self, nodes: Iterable[int]) -> set[Enforcement]:
-        """Return each enforcement that these nodes report of themselves."""
+        """Each enforcement that these nodes report of themselves."""
         silent = NodeIdentity()
         return {self.identities.get(node, silent).enforcement for node in nodes}
 
     def called(self, node: int) -> str:
-        """Return how messages refer to a node: by its name, else by its id."""
+        """A node's label in messages: its name, else its id."""
         identity = self.identities.get(node, NodeIdentity())
         label = f"node '{identity.name}'" if identity.name else f"node {node}"
         return f"{label} ({identity.app})" if identity.app else label
@@ -230,9 +226,10 @@ def ask_identities(
 ) -> Answers:
     """Ask nodes who they are, each once, and again if it is silent.
 
-    Real nodes are all asked at the same time. In a simulation all run the same app, so a few are
-    asked first, and the others only if `everyone` returns true for the first answers. Real nodes
-    have `timeout` seconds in all; simulated ones are waited for as by a patient `exchange`.
+    Real nodes are all asked at once, and have `timeout` seconds in all. In a simulation all run
+    the same app: a few are asked first, and the others only if `everyone` returns true for these
+    answers or one of these takes no part. Simulated nodes are waited for as by a patient
+    `exchange`.
     """
     answers = Answers(timeout=patience(grid, timeout), simulated=simulates_nodes(grid))
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
@@ -249,7 +246,7 @@ def _some_take_no_part(answers: Answers) -> bool:
 
 @contextmanager
 def _unknown_question_unlogged() -> Iterator[None]:
-    """Leave out what Flower's simulation engine logs of a plain app's harmless answer."""
+    """Unlog what Flower's simulation engine says of a plain app's harmless answer."""
     flower = logging.getLogger("flwr")
 
     def is_relevant(record: logging.LogRecord) -> bool:
@@ -301,7 +298,7 @@ def _ask(
 
 
 def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Ability] = ()) -> None:
-    """Check the nodes' answers against the model and the training's needs; log possible problems.
+    """Check answers against the model and the training's needs; log possible problems.
 
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are, or no node answers.
@@ -350,7 +347,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
 
 
 def _require_wire(answers: Answers) -> None:
-    """Check that all nodes with fl-dp speak this server's version of its messages.
+    """Check that nodes' fl-dp speaks this server's version of the messages.
 
     Raises:
         RehearsalFailed: If one does not; nothing was charged.
@@ -372,7 +369,7 @@ def _require_wire(answers: Answers) -> None:
 
 
 def takes_no_part(identity: NodeIdentity) -> str | None:
-    """Return why a node says that it contributes nothing to this training; None if it does."""
+    """Why a node says that it contributes nothing; None if it does contribute."""
     if identity.refuses:
         return "its owner does not allow this training, see its log"
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
@@ -398,11 +395,11 @@ def require_willing(
 
 
 def _require_enough(answers: Answers) -> None:
-    """Name the nodes that take no part, or pay for a part of it, as far as owners let them tell.
+    """Name nodes that take no part, or pay for a part of it, as far as owners let them tell.
 
     Raises:
-        RehearsalFailed: If most of those that answered refuse or can't pay, or if none takes part.
-            A plain Flower client can't tell, and is taken to take part.
+        RehearsalFailed: If most that answered refuse or can't pay, or none takes part. A plain
+            Flower client can't tell, and is taken to take part.
     """
     reasons: dict[str, list[int]] = {}
     for node, identity in sorted(answers.identities.items()):
@@ -427,13 +424,13 @@ def _require_enough(answers: Answers) -> None:
 
 
 def _traceback(answers: Answers, error: Error) -> str:
-    """Return the traceback of a simulated node's failure; nothing of a real one's."""
+    """A simulated node's traceback; nothing of a real one's."""
     text = (error.reason or "").partition("\n")[2]
     return f". Its client app raised:\n{text}" if answers.simulated and text else ""
 
 
 def _require_abilities(answers: Answers, needs: Collection[Ability]) -> None:
-    """Compare what each app can do with what the training needs.
+    """Compare each app's abilities with the training's needs.
 
     Raises:
         RehearsalFailed: If one lacks something; nothing was charged.
@@ -493,12 +490,12 @@ def _compare_versions(answers: Answers) -> None:
 
 
 def _listed(answers: Answers, nodes: Sequence[int]) -> str:
-    """Return nodes by name, some of them if they are many."""
+    """Nodes by name, at most five."""
     more = f" and {len(nodes) - _MOST_LISTED} more" if len(nodes) > _MOST_LISTED else ""
     listed = ", ".join(answers.called(node) for node in nodes[:_MOST_LISTED])
     return f"{listed[:1].upper()}{listed[1:]}{more}"
 
 
 def named(answers: Answers) -> Mapping[int, str]:
-    """Return the name of each node that told one."""
+    """Name of each node that told one."""
     return {node: identity.name for node, identity in answers.identities.items() if identity.name}

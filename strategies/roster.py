@@ -44,22 +44,17 @@ class Unit(NamedTuple):
 
 @dataclass(eq=False)
 class HostedUnits(Sequence[Unit]):
-    """The units of nodes that host equally many, made on demand: there may be millions.
-
-    Attributes:
-        nodes: The hosting nodes, in order.
-        per_node: Number of units on each node.
-    """
+    """Units of nodes that host equally many, made on demand: there may be millions."""
 
     nodes: Sequence[int]
     per_node: int
 
     def __len__(self) -> int:
-        """Return their number."""
+        """Number of units."""
         return len(self.nodes) * self.per_node
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the unit at an index, or a list of those in a slice."""
+        """The unit at an index, or a list for a slice."""
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         node, number = divmod(range(len(self))[index], self.per_node)
@@ -72,27 +67,24 @@ class HostedUnits(Sequence[Unit]):
 
 @dataclass(eq=False)
 class DeclaredNodes:
-    """The nodes that may take part when the roster may not grow: as many as were declared.
+    """Nodes that may take part if the roster may not grow: as many as declared.
 
-    The first to connect come first, and a node that leaves makes room: both are public, so that
+    The first to connect come first, and a node that leaves makes room: both are public, so
     excluding a node never depends on data.
-
-    Attributes:
-        most: Number of nodes that may take part at once.
     """
 
     most: int
     _connected: dict[int, None] = field(default_factory=dict, init=False)
 
     def among(self, nodes: Iterable[int]) -> list[int]:
-        """Return those of the connected nodes that may take part."""
+        """The connected nodes that may take part."""
         connected = set(nodes)
         self._connected.update(dict.fromkeys(sorted(connected)))
         return sorted([node for node in self._connected if node in connected][: self.most])
 
 
 class Roster:
-    """The nodes that may take part: all that connect, or the first as many as were declared."""
+    """Nodes that may take part: all that connect, or the first as many as declared."""
 
     def __init__(
         self,
@@ -129,10 +121,7 @@ class Roster:
         )
 
     def units(self, grid: Grid, log: RunLog) -> HostedUnits:
-        """Return the units of the connected nodes that may take part, in one fixed order.
-
-        Logs a warning if some may not.
-        """
+        """The connected units that may take part, in fixed order; warns if others may not."""
         nodes = list(grid.get_node_ids())
         if self._declared is not None:
             declared = self._declared.among(nodes)
@@ -146,13 +135,13 @@ class Roster:
 
 
 def nodes_of(roster: Sequence[Unit]) -> list[int]:
-    """Return the nodes that host units, in order."""
+    """Nodes that host units, in order."""
     hosts = roster.nodes if isinstance(roster, HostedUnits) else (unit.node for unit in roster)
     return sorted(set(hosts))
 
 
 def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:
-    """Return the units of each node that hosts any of them, in order."""
+    """The units of each node that hosts any, in order."""
     units_of: dict[int, list[Unit]] = {}
     for unit in units:
         units_of.setdefault(unit.node, []).append(unit)
@@ -160,7 +149,7 @@ def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:
 
 
 def declared_nodes(num_clients: int, units_per_node: int) -> int:
-    """Return the number of nodes that host the declared clients, each as many as it can."""
+    """Number of nodes that host the declared clients, each as many as it can."""
     return math.ceil(num_clients / units_per_node)
 
 
@@ -172,19 +161,15 @@ def wait_for_roster(
     units_per_node: int = 1,
     roster_may_grow: bool = True,
 ) -> Sequence[int]:
-    """Wait until the nodes of `num_clients` clients are connected and return all connected ids.
+    """Wait until the nodes of `num_clients` clients connect; return all connected ids.
 
-    Args:
-        grid: Flower's grid.
-        num_clients: Number of declared units.
-        timeout: Seconds to wait.
-        units_per_node: Units that a node hosts at most.
-        roster_may_grow: Whether more nodes than declared may be connected.
+    A node hosts at most `units_per_node` units. `timeout` is in seconds. `roster_may_grow` lets
+    more nodes than declared be connected.
 
     Raises:
-        RosterIncomplete: If too few nodes are connected after `timeout` seconds.
+        RosterIncomplete: If too few nodes are connected after the `timeout`.
         RosterTooLarge: If too many are and the roster may not grow; on real nodes, if they still
-            are after `timeout` seconds.
+            are after the `timeout`.
     """
     wanted = declared_nodes(num_clients, units_per_node)
     declared = f"the plan declares {num_clients} clients"

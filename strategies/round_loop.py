@@ -1,4 +1,4 @@
-"""Rounds of a training, from the roster to the last model: what all strategies have in common.
+"""A training's rounds, from roster to last model: what all strategies share.
 
     wait for the roster -> rehearse -> [open -> exchange -> release -> evaluate]*
 
@@ -62,9 +62,8 @@ class LoopOptions:
     """Options of a loop, with or without privacy: those of `DPFedAvg`, and these.
 
     Attributes:
-        roster: The nodes that may be drawn.
-        participations: Counts which of them may take part once more.
-        contribution_check: Ends a training to which nobody contributes.
+        participations: Counts which nodes of the roster may take part once more.
+        contribution_check: Ends a training to which nobody contributes; None: no check.
         cohorts_are_visible: Whether the participants are public.
     """
 
@@ -93,20 +92,11 @@ class LoopOptions:
 class RoundLoop(ABC):
     """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
 
-    Attributes:
-        optimizer: The server optimizer.
-        selection: Draws the cohorts.
-        record_plan: What clients promise to each of their records, if anything.
-        rounds_completed: Rounds whose model was released by this object.
-        budget_exhausted: Whether training ended early because the next round did not fit.
-        released_metrics: Clients' metrics that the last round released, as the plan says.
-        bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
-        bytes_up: Bytes of the arrays in each node's answer. Both are public: they depend on the
-            model's shapes and on settings alone.
+    Public attributes are those of `RoundStrategy`.
     """
 
     def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
-        """Prepare a training by these options."""
+        """Prepare a training."""
         self.optimizer = optimizer
         self.selection = options.selection
         self.record_plan = options.record_plan
@@ -132,7 +122,7 @@ class RoundLoop(ABC):
         self._untried = False  # whether the next round is the first rehearsal of the nodes' app
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return itself: a copy of a strategy, for a trial, has no rounds of its own."""
+        """Return itself: a strategy's trial copy has no rounds of its own."""
         return self
 
     def run(
@@ -215,7 +205,7 @@ class RoundLoop(ABC):
         """Charge a round, draw its cohort and write its messages.
 
         Raises:
-            PrivacyBudgetExhausted: If the round does not fit the budget; nobody was asked.
+            PrivacyBudgetExhausted: If the round exceeds the budget; nobody was asked.
             ValueError: If the model can't be trained.
             RoundFailed: If the round can't be done with its cohort; it stays charged.
         """
@@ -223,15 +213,15 @@ class RoundLoop(ABC):
     def release(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Fold the replies into one sum as they arrive, and release the model made of it.
+        """Fold replies into one sum as they arrive, and release the model made of it.
 
         A reply that is missing, an error, malformed or not finite contributes zero.
 
         Returns:
-            The next model, and the metrics of the round, if any.
+            The next model, and the round's metrics, if any.
 
         Raises:
-            RuntimeError: If the round was not opened before: it would not be charged.
+            RuntimeError: If the round was not opened: it would not be charged.
             RoundFailed: If there is nothing to release; the round stays charged.
             NobodyContributes: If the counts so far say so; the round is released and committed. In
                 a simulation, if every client failed; then nothing is released.
@@ -263,10 +253,10 @@ class RoundLoop(ABC):
         return model, metrics
 
     def _report_failures(self, answered: Answered, *, asked: int) -> None:
-        """Log one failure of each kind whole, and end a simulation of clients that never work.
+        """Log one failure per kind whole; end a simulation of clients that never work.
 
         A simulation protects nobody from its user. Clients that have worked before may fail, or be
-        silent, for a reason of their own, as where a cohort is one client; two together end it.
+        silent, for their own reasons, as where a cohort is one client; two together end it.
 
         Raises:
             NobodyContributes: If every client of the round failed, or none answered.
@@ -295,26 +285,26 @@ class RoundLoop(ABC):
 
     @property
     def enforcement(self) -> Enforcement | None:
-        """`NAMED_APP` if each node that could be asked has a gate that admits one app alone.
+        """`NAMED_APP` if each node that could be asked has a gate for one app alone.
 
-        Nodes report this themselves. None otherwise, and after a resumption: earlier reports are
-        not kept.
+        Nodes report this themselves. None otherwise, and after a resumption, which keeps no
+        earlier reports.
         """
         if self._progress.resumed or self._enforcements != {Enforcement.NAMED_APP}:
             return None
         return Enforcement.NAMED_APP
 
     def checkpoint(self) -> Checkpoint:
-        """Return what a new process can `resume` from: the state after the last released round.
+        """What a new process can `resume` from: the state after the last released round.
 
         Raises:
-            ValueError: If nothing was released yet, or the server optimizer has state that can't
-                be saved.
+            ValueError: If nothing was released yet, or the server optimizer's state can't be
+                saved.
         """
         return self._progress.checkpoint(self.optimizer)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the checkpoint's round when `start` is called.
+        """Continue after the checkpoint's round at the next `start`.
 
         Raises:
             ValueError: If the checkpoint is of another kind of training.
@@ -323,38 +313,38 @@ class RoundLoop(ABC):
 
     @property
     def _metrics(self) -> Sequence[str]:
-        """Names of the clients' metrics that each round releases; none by default."""
+        """Names of clients' metrics that each round releases; none by default."""
         return ()
 
     @property
     def _stays_spent(self) -> str:
-        """Clause for errors that end a training: its charge stays spent. Empty without a charge."""
+        """Error clause: the charge stays spent. Empty without a charge."""
         return ""
 
     @abstractmethod
     def _spent(self) -> str:
-        """Return the log's words for the price so far."""
+        """The log's words for the price so far."""
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check that a round is left, before the first model is evaluated or saved."""
         return
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
-        """Send a round's messages and yield the replies that belong to it, as they arrive."""
+        """Send a round's messages and yield its replies as they arrive."""
         return exchange(grid, messages, window=self._window, timeout=self._timeout)
 
     def _note_answers(self, draft: RoundDraft, answered: Answered) -> None:
-        """Take note of a round's answers once all are in; nothing by default."""
+        """Note a round's answers once all are in; nothing by default."""
         return
 
     def _settle(self, released: Released) -> None:
-        """Take note of a release once its model is made; nothing by default."""
+        """Note a release once its model is made; nothing by default."""
         return
 
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
-        """Ask nodes who they are and what they will answer with, before anything is charged.
+        """Ask nodes who they are and what they will answer with, before any charge.
 
         Raises:
             RehearsalFailed: If a node can't contribute.
@@ -385,18 +375,18 @@ class RoundLoop(ABC):
         self._participations.recognise(answers, nodes)
 
     def _needs(self) -> set[Ability]:
-        """Return the abilities that every client's app needs."""
+        """Abilities that every client's app needs."""
         needs = set(self.selection.needs)
         if self._weight_cap is not None:
             needs.add(Ability.WEIGHTS)
         return needs
 
     def _rehearsal_config(self) -> dict[str, str]:
-        """Return what a node needs, besides the model, to say whether it will take part."""
+        """What a node needs, besides the model, to say whether it takes part."""
         return {}
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units that may be drawn: the whole roster, by default.
+        """Units that may be drawn; by default the whole roster.
 
         Raises:
             RoundFailed: If they are too few; nothing was charged.
@@ -413,7 +403,7 @@ class RoundLoop(ABC):
         num_units: int | None = None,
         ledger: PrivacyLedger | None = None,
     ) -> RoundDraft:
-        """Prepare a round: whatever can fail before anybody is charged or asked.
+        """Prepare a round: all that can fail before anybody is charged or asked.
 
         Without `num_units` the roster counts; a selection charges its own releases to `ledger`.
         """
@@ -468,7 +458,7 @@ class RoundLoop(ABC):
         )
 
     def _ask_cohort(self, draft: RoundDraft, mode: Mode, cohort: Iterable[Unit]) -> list[Message]:
-        """Open the round with its cohort and return one message for each node."""
+        """Open the round with its cohort and return one message per node."""
         asked = by_node(cohort)
         self._progress.asked(asked)
         mode.open(asked, draft.ask)

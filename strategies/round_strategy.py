@@ -1,8 +1,7 @@
-"""The part of a strategy that a subclass may replace: it meets released models alone.
+"""The part of a strategy that subclasses may replace: it meets released models alone.
 
-Flower's `Strategy.start` hands clients' replies to `aggregate_train`. Here a `RoundLoop` has them,
-an object that the strategy holds. Overridden methods of a subclass act behind the noise, like a
-server optimizer.
+Flower's `Strategy.start` hands clients' replies to `aggregate_train`. Here they stay in the
+strategy's `RoundLoop`: a subclass's overrides act behind the noise, like a server optimizer.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class RoundStrategy(Strategy):
     _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
 
     def __init__(self, strategy: Strategy | None) -> None:
-        """Stand in front of a server optimizer; `FedAvg()` by default."""
+        """Stand before a server optimizer; `FedAvg()` by default."""
         if strategy is None:
             strategy = FedAvg()
         self.optimizer = ServerOptimizer(strategy, front=self)
@@ -52,7 +51,7 @@ class RoundStrategy(Strategy):
             logger.warning(line)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass that would run the rounds or make their sums itself.
+        """Refuse a subclass that would run the rounds or make their sums.
 
         Raises:
             TypeError: If it overrides `start`, or has a `make_mode`.
@@ -87,30 +86,30 @@ class RoundStrategy(Strategy):
         Args:
             grid: Flower's grid.
             initial_arrays: The starting model; public. Not used after `resume`.
-            num_rounds: At most the plan's rounds, and by default all of them; those before a
-                resumption count. Without a plan the default is 3, as Flower's.
-            timeout: Seconds to wait for the replies of a round. A later reply contributes zero;
-                noise, denominator and charge stay the same.
-            train_config: Sent to the clients with every round.
-            evaluate_config: Not used, and a warning says so: evaluation on clients' data would be
-                an uncharged release.
+            num_rounds: At most the plan's, which is the default; those before a resumption count.
+                Without a plan the default is 3, as Flower's.
+            timeout: Seconds to wait for a round's replies. A later reply contributes zero; noise,
+                denominator and charge stay the same.
+            train_config: Sent to clients with every round.
+            evaluate_config: Not used, with a warning: evaluation on clients' data would be an
+                uncharged release.
             evaluate_fn: Evaluates each model on public data at the server.
             should_stop: Called after each round that released a model, with its number and the
-                result so far, which it must not change. True ends the training with that model; the
-                rest of the budget stays for a resumption.
+                result so far, which it must not change. True ends the training with that model;
+                the rest of the budget stays for a resumption.
 
         Returns:
-            Flower's `Result`. When the budget ends early its arrays are the last private model.
+            Flower's `Result`. If the budget ends early, its arrays are the last private model.
 
         Raises:
             TypeError: If an argument is of the wrong type.
-            ValueError: If more rounds are asked for than the plan has, the model has a BatchNorm's
-                running statistics, or the server has too little memory for it.
+            ValueError: If the plan has fewer rounds, the model has a BatchNorm's running
+                statistics, or the server has too little memory for it.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             RehearsalFailed: If a node or the server optimizer will not work; nothing was spent.
-            PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
-                on from: the model would come back untrained.
+            PrivacyBudgetExhausted: If no round is left and there is no checkpoint to go on from:
+                the model would come back untrained.
             NobodyContributes: If (almost) no client's update was ever added, also when the last
                 round is over; see `Plan.contribution_check`. In a simulation also if every client
                 of a round failed.
@@ -135,13 +134,10 @@ class RoundStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message with what clients are to get; nothing is charged or sent here.
+        """Return one message with what clients get; nothing is charged or sent here.
 
-        Args:
-            server_round: The round's number, from 1.
-            arrays: The last released model.
-            config: The train config, which an override may write into.
-            grid: A stand-in that shows the roster and sends nothing.
+        `server_round` counts from 1; `arrays` is the last released model. An override may write
+        into `config`, the train config. `grid` shows the roster and sends nothing.
 
         Raises:
             RuntimeError: If another grid is given: `start` runs the rounds.
@@ -151,12 +147,11 @@ class RoundStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make the next model of what a round has released.
+        """Make the next model of what a round released.
 
-        Args:
-            server_round: The round's number, from 1.
-            replies: One reply, as if one client had answered. Its arrays are the last model plus
-                the private mean; its metrics are those that the plan releases.
+        `replies` is one reply, as if one client had answered. Its arrays are the last model plus
+        the private mean; its metrics are those that the plan releases. `server_round` counts from
+        1.
 
         Returns:
             The next model, with arrays of the same names and shapes, or None to keep the last one;
@@ -170,7 +165,7 @@ class RoundStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nobody: what clients measure on their data is not covered by the budget."""
+        """Ask nobody: the budget does not cover measurements on clients' data."""
         return []
 
     def aggregate_evaluate(
@@ -189,26 +184,26 @@ class RoundStrategy(Strategy):
         """Log what will be released and at what price."""
 
     def checkpoint(self) -> Checkpoint:
-        """Return what a new process can `resume` from. See `RoundLoop.checkpoint`."""
+        """See `RoundLoop.checkpoint`."""
         return self.loop.checkpoint()
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the checkpoint's round when `start` is called. See `RoundLoop.resume`."""
+        """See `RoundLoop.resume`."""
         self.loop.resume(checkpoint)
 
     @property
     def selection(self) -> Selection:
-        """The selection that draws the cohorts."""
+        """Draws the cohorts."""
         return self.loop.selection
 
     @property
     def record_plan(self) -> RecordPlan | None:
-        """The clients' promise to each of their records, if any."""
+        """Clients' promise to each of their records, if any."""
         return self.loop.record_plan
 
     @property
     def rounds_completed(self) -> int:
-        """Rounds whose model was released by this object."""
+        """Rounds whose model this object released."""
         return self.loop.rounds_completed
 
     @property
@@ -218,17 +213,17 @@ class RoundStrategy(Strategy):
 
     @property
     def released_metrics(self) -> dict[str, float]:
-        """Clients' metrics that the last round released, as the plan says."""
+        """Clients' metrics of the last round, as the plan releases them."""
         return self.loop.released_metrics
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of the arrays that the last round sent to each node; 0 before the first; public."""
+        """Bytes of the arrays that the last round sent each node; 0 before the first; public."""
         return self.loop.bytes_down
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of the arrays in each node's answer; public."""
+        """Bytes of the arrays in each node's answer; public, from shapes and settings alone."""
         return self.loop.bytes_up
 
     @property

@@ -1,4 +1,4 @@
-"""Lines that a training logs: what it promises, each mishap once, and how it ended."""
+"""A training's log lines: what it promises, each mishap once, how it ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 @dataclass(eq=False)
 class RunLog:
-    """The log of one training.
-
-    Attributes:
-        spent: Returns the log's words for the price after each round.
-    """
+    """The log of one training; `spent` returns its words for the price after each round."""
 
     spent: Callable[[], str] = str
     _warned: set[str] = field(default_factory=set, init=False)

@@ -1,8 +1,7 @@
 """Selection of the units that take part in a round.
 
-A selection names the `Sampling` that the plan must be made with, so that each cohort is charged by
-the law that draws it. For a rule of your own, subclass `Selection`; its draws must follow its
-`sampling`.
+A selection names the plan's `Sampling`, so each cohort is charged by the law that draws it. For
+your own rule, subclass `Selection`; its draws must follow its `sampling`.
 """
 
 from __future__ import annotations
@@ -39,21 +38,19 @@ logger = logging.getLogger("flwr.fl_dp")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Everything that a selection may look at when it draws a cohort.
+    """What a selection may look at when it draws a cohort.
 
     Attributes:
-        server_round: The round's number.
-        index: The round's index among all that the ledger has reserved, where units take turns or
+        index: The round's index among all that the ledger has reserved, if units take turns or
             rest by it; else None.
-        roster: The units that may take part now: without those at their participation cap, or whose
+        roster: Units that may take part now: without those at their participation cap, or whose
             turn it is not.
         num_units: Units that the plan declares.
-        rng: Source of coins and draws.
         model: The last released model.
         config: Sent with every train message.
         ledger: Charge the selection's own releases here, before they happen; None without privacy.
         ask: Sends messages and yields their replies.
-        groups: The group of each unit of the roster; empty without groups.
+        groups: Group of each unit of the roster; empty without groups.
     """
 
     server_round: int
@@ -69,7 +66,7 @@ class Draw:
 
     @contextmanager
     def charged(self, name: str, event: PrivacyEvent) -> Iterator[None]:
-        """Charge a release of the selection's own before it is made, and commit it afterwards.
+        """Charge the selection's own release before it is made; commit it afterwards.
 
         Without a ledger nothing is charged.
 
@@ -86,14 +83,12 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Facts that the server learnt of one unit that took part; as private as its update.
+    """What the server learnt of one unit that took part; as private as its update.
 
     Attributes:
-        unit: The unit.
-        server_round: The round in which it took part.
         update_norm: L2 norm before clipping; infinite if the update was not finite, NaN if a node
             summed several units.
-        utility: The unit's report, as asked by `Selection.utility`; None if there was none.
+        utility: The unit's report, as asked by `Selection.utility`; None without one.
     """
 
     unit: Unit
@@ -106,11 +101,11 @@ class Selection(ABC):
     """A rule that draws cohorts.
 
     Attributes:
-        sampling: Law that its cohorts are charged by; the plan must have the same.
+        sampling: Law by which its cohorts are charged; the plan must have the same.
         utility: Name of the number that participants report with their updates (`loss`, `records`
             or a metric of their own); None for none.
-        looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
-            units does not tell.
+        looks_at_norms: Whether it needs each unit's own update norm, which nodes that sum their
+            units do not tell.
         unit: Unit of the charge for utilities: `client`, or `record` (one record).
     """
 
@@ -120,33 +115,30 @@ class Selection(ABC):
     unit: str = "client"
 
     def releases(self, rounds: int) -> History:
-        """Return the events of the selection's own releases, for the plan's other_releases.
-
-        None by default.
-        """
+        """Events of its own releases, for the plan's other_releases; none by default."""
         return {}
 
     @abstractmethod
     def select(self, draw: Draw) -> Sequence[Unit]:
-        """Return the units of one cohort, out of `draw.roster`."""
+        """One cohort, out of `draw.roster`."""
 
     @property
     def needs(self) -> frozenset[Ability]:
-        """Abilities that every client's app needs for it."""
+        """Abilities that every client's app needs."""
         return frozenset() if self.utility is None else frozenset({Ability.UTILITY})
 
     def observe(self, observation: Observation) -> None:
-        """Take note of an observation; nothing by default."""
+        """Note an observation; nothing by default."""
         return
 
 
 class LawSelection(Selection):
-    """Cohorts that their law draws alone: by secret coins, or as a draw of one size.
+    """Cohorts drawn by their law alone: by secret coins, or as a draw of one size.
 
     Privacy: as the law is charged. A cohort must stay secret from the adversary; its size is never
     made constant, topped up or reported. Where a cohort has a fixed size, declared units that are
-    absent take part in the draw, so that no unit's chance rises when others leave. Where groups
-    take turns, the ledger gives each unit a public group, once, and each index is one group's turn,
+    absent take part in the draw: no unit's chance rises when others leave. Where groups take
+    turns, the ledger gives each unit a public group, once, and each index is one group's turn,
     over restarts.
     """
 
@@ -157,7 +149,7 @@ class LawSelection(Selection):
         self._slots: defaultdict[int | None, _DeclaredSlots] = defaultdict(_DeclaredSlots)
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort, possibly empty.
+        """The cohort, possibly empty.
 
         Raises:
             ValueError: If the units' groups, or whose turn it is, are unknown.
@@ -173,10 +165,10 @@ class LawSelection(Selection):
 
 
 class _DeclaredSlots:
-    """One lasting slot for each declared unit.
+    """One lasting slot per declared unit, for the whole training.
 
-    A unit keeps its slot for the whole training. One that arrives when no slot is left takes no
-    part, and an absent unit's slot stays empty: neither changes another unit's chance.
+    A unit that arrives when no slot is left takes no part, and an absent unit's slot stays empty:
+    neither changes another unit's chance.
     """
 
     def __init__(self) -> None:
@@ -184,7 +176,7 @@ class _DeclaredSlots:
         self._crowded = False
 
     def of(self, draw: Draw, declared: int) -> list[Unit | None]:
-        """Return the unit of each declared slot, None where it is absent."""
+        """The unit of each declared slot, None where it is absent."""
         connected = set(draw.roster)
         for unit in draw.roster:
             if unit not in self._taken and len(self._taken) < declared:
@@ -201,7 +193,7 @@ class _DeclaredSlots:
 
 
 class PublicSelection(Selection):
-    """The units with the highest public score, among those who have rested long enough.
+    """The units with the highest public score, among those that have rested long enough.
 
     Privacy: choosing costs nothing, as no client's data enters. Participants are visible, so
     nothing is amplified; the law's cap bounds the charge of one unit. Under a separation a unit
@@ -224,13 +216,13 @@ class PublicSelection(Selection):
         self._last_round: dict[Unit, int] = {}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort, best first; the whole roster if it is smaller."""
+        """The cohort, best first; the whole roster if it is smaller."""
         if self.sampling.least_separation > 1:  # the roster holds the units that have rested
             _require_turns(draw)
         return self.first(draw, self.sampling.cohort)
 
     def first(self, draw: Draw, count: int) -> list[Unit]:
-        """Return at most `count` units, best first, and count their waiting from this round."""
+        """At most `count` units, best first; they wait from this round on."""
         score = self._score if self._score is not None else self._waited
         scores = np.array([score(unit, draw.server_round) for unit in draw.roster], dtype=float)
         order = np.lexsort((draw.rng.uniforms(len(draw.roster)), -scores))
@@ -243,7 +235,7 @@ class PublicSelection(Selection):
 
 
 class BufferedSelection(PublicSelection):
-    """Units that are asked one by one, for releases of the next answers.
+    """Units asked one by one, for releases of the next answers.
 
     Privacy: as `PublicSelection`, for the releases that contain a unit's answers. The order of
     answers must not depend on data.
@@ -270,7 +262,7 @@ class BufferedSelection(PublicSelection):
 
         Args:
             sampling: Answers per release, malformed ones included, and how often a unit is asked.
-            concurrency: Units that work at any time; by default twice the size of a buffer.
+            concurrency: By default twice the size of a buffer.
             max_staleness: As the attribute; 0 takes answers to the newest model alone.
             staleness_power: An answer `s` releases old weighs `(1 + s) ** -staleness_power`.
             score: As for `PublicSelection`.
@@ -298,7 +290,7 @@ class BufferedSelection(PublicSelection):
         self._power = staleness_power
 
     def weight(self, staleness: int) -> float:
-        """Return an answer's public factor in [0, 1], given the age of its model in releases."""
+        """An answer's public factor in [0, 1], by its model's age in releases."""
         if staleness > self.max_staleness:
             return 0.0
         # At most 1: a weight never lengthens a clipped update, so the sensitivity stays the norm.
@@ -306,7 +298,7 @@ class BufferedSelection(PublicSelection):
 
 
 def selection_of(sampling: Sampling) -> Selection:
-    """Return the plain selection that follows a sampling law.
+    """The plain selection that follows a sampling law.
 
     Raises:
         ValueError: If the law does not determine the selection.
@@ -323,7 +315,7 @@ def selection_of(sampling: Sampling) -> Selection:
 
 
 def _require_turns(draw: Draw) -> int:
-    """Return the index that a draw's roster was chosen by.
+    """The index by which a draw's roster was chosen.
 
     Raises:
         ValueError: If there is none.

@@ -1,9 +1,8 @@
-"""Using any Flower strategy as the server optimizer of private rounds.
+"""Any Flower strategy as the server optimizer of private rounds.
 
-The inner strategy never meets a client. It writes the message of a round on a stand-in grid, and
-gets one synthetic reply whose arrays are already private: whatever it does with them is
-post-processing. Its state (momentum, second moments) is made of released models alone, so a saved
-state leaks nothing beyond them.
+The inner strategy never meets a client. It writes a round's message on a stand-in grid, and gets
+one synthetic reply whose arrays are already private: all it does with them is post-processing. Its
+state (momentum, second moments) comes from released models alone and leaks nothing beyond them.
 
     >>> optimizer = ServerOptimizer(FedAdam(eta=0.03))
     >>> instruction = optimizer.instruct(1, model, ConfigRecord(), roster)
@@ -78,7 +77,6 @@ class ServerOptimizer:
     """A Flower strategy that turns a private mean update into the next model.
 
     Attributes:
-        strategy: The Flower strategy.
         last_round: The last round that was stepped, here or before `restore`; None before any.
     """
 
@@ -86,9 +84,9 @@ class ServerOptimizer:
         """Wrap a Flower strategy, which must be used for nothing else.
 
         Raises:
-            TypeError: If this is no strategy of Flower's Message API, or one that can't work on a
-                private mean: robust aggregators, Flower's own DP wrappers, tree ensembles,
-                loss-weighted means, another private strategy. The text says why.
+            TypeError: If this is no strategy of Flower's Message API, or can't work on a private
+                mean: robust aggregators, Flower's own DP wrappers, tree ensembles, loss-weighted
+                means, another private strategy. The text says why.
         """
         refuse_unfit(strategy)
         self.strategy = strategy
@@ -103,11 +101,11 @@ class ServerOptimizer:
     def instruct(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
     ) -> RecordDict:
-        """Return what the inner strategy would send to a client in this round.
+        """What the inner strategy would send a client.
 
-        The strategy gets half precision as float32. What it writes into the config is there again
-        in the next round, as in Flower, even if that round begins with a fresh config. A resumed
-        training goes on counting rounds.
+        The strategy gets half precision as float32. As in Flower, what it writes into the config
+        is there again in the next round, even in a fresh config. A resumed training goes on
+        counting rounds.
 
         Raises:
             ValueError: If it would send nothing, no message of training, another model, or
@@ -165,11 +163,9 @@ class ServerOptimizer:
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Hand over one private model and return the next one.
 
-        Args:
-            server_round: The round's number.
-            arrays: The model plus the private mean update, best in float32 and unrounded.
-            instruction: What `instruct` returned for this round.
-            metrics: The round's released metrics, by name.
+        `arrays` is the model plus the private mean update, best in float32 and unrounded;
+        `instruction` is what `instruct` returned for this round, `metrics` the round's released
+        ones.
 
         Returns:
             Arrays of the same names and shapes in the strategy's dtypes (FedAdam, for one, turns
@@ -195,7 +191,7 @@ class ServerOptimizer:
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the inner strategy's messages of a round, which go nowhere.
+        """The inner strategy's messages of a round, which go nowhere.
 
         Raises:
             RuntimeError: If the grid could send them: nothing would be charged.
@@ -211,7 +207,7 @@ class ServerOptimizer:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return what the inner strategy makes of the one reply of a round, and its metrics.
+        """What the inner strategy makes of a round's one reply, and its metrics.
 
         Raises:
             RuntimeError: If these are other replies: they may be raw.
@@ -239,7 +235,7 @@ class ServerOptimizer:
         metrics: Sequence[str],
         saved: bool,
     ) -> None:
-        """Run a round on a copy that is thrown away, before anything is charged.
+        """Run a round on a throw-away copy, if it can be copied, before any charge.
 
         Raises:
             RehearsalFailed: If the round would fail.
@@ -271,12 +267,12 @@ class ServerOptimizer:
             ) from failed
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the strategy's state after the rounds so far, to go on in another process.
+        """The strategy's state after the rounds so far, to go on in another process.
 
-        These are the attributes that changed since construction, or what the strategy's own
-        `state_dict()` returns if it has one (and `load_state_dict(state)`). Settings such as a
-        learning rate are not saved: they come from the strategy that `restore` meets. A change
-        inside an object that Python can't serialize (a lock, a connection) is missed.
+        It holds attributes that changed since construction, or the strategy's own `state_dict()`
+        if it has one (and `load_state_dict(state)`). Settings such as a learning rate are not
+        saved: they come from the strategy that `restore` meets. A change inside an object that
+        Python can't serialize (a lock, a connection) is missed.
 
         Returns:
             Copies, as named contiguous arrays for `safetensors.numpy.save_file` or `np.savez`.
@@ -312,8 +308,8 @@ class ServerOptimizer:
         """Go on where `state` was called.
 
         Raises:
-            ValueError: If it is the state of another strategy, or is damaged, or this optimizer has
-                stepped before.
+            ValueError: If the state is another strategy's or damaged, or this optimizer has
+                stepped.
         """
         if self.last_round is not None:
             raise ValueError("this server optimizer was used already: restore into a new one")
@@ -348,7 +344,7 @@ class ServerOptimizer:
         return type(self.strategy).__name__
 
     def _least_nodes(self) -> int:
-        """Return the number of nodes that Flower's sampling waits for, forever if need be."""
+        """Number of nodes that Flower's sampling waits for, forever if need be."""
         least = 1
         for kind in ("available", "train"):
             wanted = vars(self.strategy).get(f"min_{kind}_nodes")
@@ -358,12 +354,12 @@ class ServerOptimizer:
 
 
 def _id_of(server_round: int) -> str:
-    """Return the id of the message that the one reply of a round answers."""
+    """Id of the message that a round's one reply answers."""
     return f"fl-dp-round-{server_round}"
 
 
 def _joined(released: Mapping[str, Any], returned: MetricRecord | None) -> MetricRecord | None:
-    """Return released and returned metrics together; None if there are none."""
+    """Released and returned metrics together; None if there are none."""
     metrics = {**released, **(returned or {})}
     return MetricRecord(metrics) if metrics else None
 
@@ -405,20 +401,20 @@ def refuse_unfit(strategy: object) -> None:
 
 
 def _successor(legacy: type) -> str:
-    """Return the name in the Message API of the nearest class that has one, else FedAvg."""
+    """Message-API name of the nearest class that has one, else FedAvg."""
     names = [base.__name__ for base in legacy.__mro__]
     return next((name for name in names if name in message_api.__all__), "FedAvg")
 
 
 def _fingerprints(strategy: Strategy) -> dict[str, str]:
-    """Return a fingerprint of every attribute that may be state."""
+    """A fingerprint of every attribute that may be state."""
     return {
         name: fingerprint(value) for name, value in vars(strategy).items() if not is_function(value)
     }
 
 
 def _computable(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the arrays with half precision as float32.
+    """The arrays, with half precision as float32.
 
     NumPy can't compute with bfloat16, and in float16 the squares of small updates vanish: FedAdam
     would divide by `tau` alone.
@@ -434,7 +430,7 @@ def _single(array: Array) -> Array:
 
 
 class _StandInGrid(Grid):
-    """A grid that has the roster's nodes and can't send anything to them."""
+    """A grid with the roster's nodes, which can't send them anything."""
 
     def __init__(self, roster: Sequence[int], least: int) -> None:
         """Show the roster, and invented nodes beside it up to `least`."""
@@ -464,7 +460,7 @@ def _quiet_flower() -> Iterator[None]:
 
 @contextmanager
 def _without_metrics(strategy: Strategy) -> Iterator[None]:
-    """Disable the strategy's averaging of metrics, which the synthetic reply does not have."""
+    """Disable the strategy's averaging of metrics, which the synthetic reply lacks."""
     attributes = vars(strategy)
     own = attributes.get("train_metrics_aggr_fn")
     if own is None:

@@ -1,4 +1,4 @@
-"""Checks of a plan, a selection and the strategy's options against each other."""
+"""Checks of a plan, a selection and strategy options against each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_together(
     compression: CompressionOptions,
     roster_may_grow: bool = False,
 ) -> None:
-    """Refuse options of a round that its plan, or DP-SGD at the clients, does not allow.
+    """Refuse options of a round that its plan, or clients' DP-SGD, does not allow.
 
     Raises:
         ValueError: With what to write instead.

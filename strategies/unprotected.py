@@ -1,10 +1,10 @@
-"""Federated averaging without client-level privacy, for comparison and for DP-SGD inside clients.
+"""Federated averaging without client-level privacy: for comparison, or clients with DP-SGD.
 
     >>> strategy = UnprotectedFedAvg(FedAvg(), selection=LawSelection(law))
 
-Rounds run as in `DPFedAvg`, from the same roster, rehearsal and selection: the difference is the
-price of privacy. With a `record_plan`, clients protect each of their records themselves
-(`OpacusClient`) and the server adds nothing.
+Roster, rehearsal and selection are as in `DPFedAvg`: the difference is the price of privacy. With
+a `record_plan`, clients protect their records themselves (`OpacusClient`); the server adds
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class UnprotectedLoop(RoundLoop):
-    """Rounds that promise nothing to clients: updates are averaged unclipped."""
+    """Rounds of `UnprotectedFedAvg`."""
 
     def open(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -60,7 +60,7 @@ class UnprotectedLoop(RoundLoop):
 
 
 class UnprotectedFedAvg(RoundStrategy):
-    """A Flower strategy that promises nothing to clients: updates are averaged unclipped.
+    """A Flower strategy that promises clients nothing: updates are averaged unclipped.
 
     Privacy: none for clients. With a `record_plan`, each record has the guarantee of its own
     client's DP-SGD, whatever the server does.
@@ -81,25 +81,16 @@ class UnprotectedFedAvg(RoundStrategy):
         record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
     ) -> None:
-        """Put the rounds in front of `strategy`; arguments as for `DPFedAvg`.
+        """Put the rounds in front of `strategy`; arguments are as for `DPFedAvg`.
 
-        Args:
-            strategy: The server optimizer, `FedAvg()` by default. It sees one mean per round, in
-                which clients are weighted by its `weighted_by_key`.
-            selection: Chooses the participants.
-            weight_cap: Number of records that earn a client the full weight, which it applies
-                itself.
-            window: Number of nodes that work at the same time; None leaves it to the grid.
-            roster_timeout: Seconds to wait for the first node, and for a rehearsal's answers.
-            rng: Source of coins.
-            after_round: Called with a checkpoint after the start and after every round, to save it.
-            record_plan: What clients promise to each of their records.
-            compression: Encoding of updates and models. Clients that encode their updates all weigh
-                the same.
+        `strategy` sees one mean per round, in which clients are weighted by its `weighted_by_key`;
+        they apply a `weight_cap` themselves. `roster_timeout` is in seconds, for the first node
+        and for a rehearsal's answers. `rng` draws coins alone. Clients that encode their updates
+        (`compression`) all weigh the same.
 
         Raises:
-            ValueError: If an option does not go with the record plan, or the selection is a
-                buffer's.
+            ValueError: If an option does not go with the record plan, or the selection is for
+                buffers or has groups with their own budgets.
             TypeError: If the inner strategy can't work on a mean.
         """
         if selection.sampling.buffered:
@@ -138,7 +129,7 @@ class UnprotectedFedAvg(RoundStrategy):
         self.loop = UnprotectedLoop(self.optimizer, options)
 
     def summary(self) -> None:
-        """Log that nothing is promised to clients, and what is promised to records."""
+        """Log what is promised: nothing to clients, perhaps something to records."""
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         if self.record_plan is None:
             logger.warning("\t└── NO PRIVACY: updates are averaged unclipped")

@@ -1,7 +1,7 @@
-"""Settings and hooks of a user's strategy that private training does not use, listed by name.
+"""A user's strategy settings and hooks that private training does not use, by name.
 
-A Flower project brings fractions, averages of metrics and hooks of its own. Most have no effect in
-a private round; without a warning their author would believe that they act.
+A Flower project brings its own fractions, averages of metrics and hooks. Most have no effect in a
+private round; without a warning their author would believe that they act.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _ABSENT = object()
 
 
 def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
-    """Yield one line for each hook or setting that will not act, with a replacement.
+    """Yield one line per hook or setting that will not act, with a replacement.
 
-    A setting counts when it differs from the default of Flower's class, a hook when it is
-    overridden outside Flower. Without a plan, replies are weighted by `weighted_by_key`.
+    A setting counts if it differs from its default in Flower's class, a hook if it is overridden
+    outside Flower. Without a plan, replies are weighted by `weighted_by_key`.
     """
     name = type(strategy).__name__
     for hook, instead in _HOOKS.items():
@@ -60,7 +60,7 @@ def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
 
 
 def uncalled_of(strategy: Strategy, base: type) -> Iterator[str]:
-    """Yield one line for each evaluation hook of `base` that a private strategy overrides."""
+    """Yield one line per evaluation hook of `base` that a private strategy overrides."""
     for hook in ("configure_evaluate", "aggregate_evaluate"):
         if getattr(type(strategy), hook) is not getattr(base, hook):
             yield f"{type(strategy).__name__}.{hook} will not be called: {_EVALUATE}"
@@ -75,7 +75,7 @@ def _of_flower(value: object) -> bool:
 
 
 def _configured(strategy: Strategy) -> Mapping[str, object]:
-    """Return the settings of `_SETTINGS` that differ from the default of Flower's class."""
+    """Settings of `_SETTINGS` that differ from the default of Flower's class."""
     configured = {}
     for setting in _SETTINGS:
         value = vars(strategy).get(setting, _ABSENT)
@@ -94,7 +94,7 @@ def _same(value: object, default: object) -> bool:
 
 
 def _default(kind: type[Strategy], setting: str) -> object:
-    """Return the default of the nearest constructor of Flower's that takes this argument."""
+    """Default of the nearest Flower constructor that takes this argument."""
     for base in filter(_of_flower, kind.__mro__):
         if "__init__" in vars(base):
             parameter = inspect.signature(vars(base)["__init__"]).parameters.get(setting)

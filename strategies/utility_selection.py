@@ -91,7 +91,8 @@ class ExponentialSelection(Selection):
                 utilities must then be means over a client's records within the range.
 
         Raises:
-            ValueError: If a number is out of range.
+            ValueError: If a number is out of range, or `utility` is not a mean where that is
+                needed.
         """
         self.sampling: VisibleSampling = sampling
         require_positive(utility_high=utility_high)
@@ -129,11 +130,11 @@ class ExponentialSelection(Selection):
         self._observations: dict[Unit, Observation] = {}
 
     def releases(self, rounds: int) -> History:
-        """Return the draws of a number of rounds."""
+        """The draws of `rounds` rounds."""
         return {self.mechanism.event(draws=self.sampling.cohort): rounds}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Charge the draws, then return the cohort: the whole roster if it is no larger."""
+        """Charge the draws; return the cohort: the whole roster if no larger."""
         if not draw.roster:
             return []
         utilities = np.array([self._utility_of(unit, draw.server_round) for unit in draw.roster])
@@ -144,7 +145,7 @@ class ExponentialSelection(Selection):
         return [draw.roster[index] for index in chosen]
 
     def observe(self, observation: Observation) -> None:
-        """Remember a unit's last observation."""
+        """Remember the unit's last observation."""
         self._observations[observation.unit] = observation
 
     def _utility_of(self, unit: Unit, server_round: int) -> float:
@@ -158,17 +159,18 @@ class ExponentialSelection(Selection):
 
 
 class DPUtilitySelection(Selection):
-    """Poisson cohorts whose rates follow noisy utilities that clients release now and then.
+    """Poisson cohorts whose rates follow noisy utilities that clients release at times.
 
-    In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise to
-    it itself; the server draws the null with the same noise for a unit that does not answer. In
+    In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise
+    itself; for a unit that does not answer, the server draws the null with the same noise. In
     between, the rate of each unit's secret coin follows its noisy utility, up to `largest_rate`.
 
-    Privacy: the noisy utilities are charged as one Gaussian of `utility_noise` per refresh, for one
-    unit, zero-out neighbours on a public roster, even against the server; each round as a Poisson
-    sample at `largest_rate`, against an adversary who sees all noisy utilities and models but not
-    who took part. A coin depends on a unit's own noisy utility and nothing else that is not public
-    by then. Asking participants only would reveal who they are and void the amplification.
+    Privacy: the noisy utilities are charged as one Gaussian of `utility_noise` per refresh, for
+    one unit, zero-out neighbours on a public roster, even against the server; each round as a
+    Poisson sample at `largest_rate`, against an adversary who sees all noisy utilities and models
+    but not who took part. A coin depends on a unit's own noisy utility and nothing else that is
+    not public by then. Asking participants only would reveal who they are and void the
+    amplification.
     """
 
     @with_read_arguments()
@@ -222,7 +224,7 @@ class DPUtilitySelection(Selection):
 
     @property
     def needs(self) -> frozenset[Ability]:
-        """Apps that answer questions for utilities. See `Selection.needs`."""
+        """Apps that answer questions for utilities."""
         return frozenset({Ability.UTILITY})
 
     @property
@@ -231,11 +233,11 @@ class DPUtilitySelection(Selection):
         return dict(self._noisy)
 
     def releases(self, rounds: int) -> History:
-        """Return the refreshes of a number of rounds."""
+        """The refreshes of `rounds` rounds."""
         return {self._event: len(range(1, rounds + 1, self._refresh_every))}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Refresh the utilities if it is time, then flip one coin per unit at its own rate."""
+        """Refresh the utilities when due, then flip one coin per unit at its own rate."""
         if (draw.server_round - 1) % self._refresh_every == 0:
             try:
                 with draw.charged(f"utilities {draw.server_round}", self._event):
@@ -251,11 +253,9 @@ class DPUtilitySelection(Selection):
         return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
 
     def rates(self, roster: Sequence[Unit], rng: SecureRandom) -> NDArray[np.float64]:
-        """Return each unit's rate by its noisy utility, shape `(len(roster),)`.
+        """Each unit's rate by its noisy utility, shape `(len(roster),)`.
 
-        Args:
-            roster: The units.
-            rng: Draws the null report of units that were never asked.
+        `rng` draws the null report of units that were never asked.
         """
         silent = [unit for unit in roster if unit not in self._noisy]
         nulls = self._query.privatize([math.nan] * len(silent), rng)
@@ -304,7 +304,7 @@ def _reported(observation: Observation, _: int) -> float:
 def _scaled_between(
     logits: NDArray[np.float64], total: float, low: float, high: float
 ) -> NDArray[np.float64]:
-    """Scale `e^logits` and cut it to [low, high] so that it sums to `total`, as far as possible.
+    """Scale `e^logits` and cut it to [low, high]; the sum is `total`, as far as possible.
 
     `high` is at most 1.
     """

@@ -1,5 +1,5 @@
 """The viewer: dashboard, reports and papers, read from the folders of runs.
 
-A wing: it may know the commands and everything below, not the lab, and nothing imports it. What the
-app has from it stands in `wing.py`.
+A wing: it may know the commands and everything below, not the lab, and nothing imports it.
+`wing.py` has what the app gets from it.
 """

@@ -22,7 +22,7 @@ from .commands.report import write_report
 
 
 def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
-    """Draw the trainings and write their report, and return lines with the paths of both."""
+    """Draw the trainings and write their report; return lines with both paths."""
     picture, page = _draw(runs, jobs), _page(jobs)
     lines = [where_drawn(picture, drawn=picture is not None)]
     if page is not None:
@@ -43,7 +43,7 @@ def _page(jobs: Jobs) -> Path | None:
 
 
 def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
-    """Draw an experiment by its axis, other runs over their rounds; None without matplotlib."""
+    """Draw an experiment by its axis, else runs over their rounds; None without matplotlib."""
     lines: dict[str, list[list[dict[str, Any]]]] = {}
     for job in jobs.trainings:
         lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())

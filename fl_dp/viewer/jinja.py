@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def environment(folder: Path, **options: Any) -> Environment:
-    """Return the templates of a folder: missing names are errors, and HTML is escaped.
+    """A folder's templates: missing names are errors, and HTML is escaped.
 
     Options of Jinja add to these or replace them.
 

@@ -1,4 +1,4 @@
-"""Pictures of runs: curves over the rounds, and results of a sweep against its axis."""
+"""Pictures of runs: curves over rounds, and a sweep's results against its axis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plot_curves(
     deltas: Sequence[float],
     measured_on: str = "test",
 ) -> bool:
-    """Draw the public score and epsilon so far over the rounds, one colour per variant.
+    """Draw public score and epsilon so far over the rounds, one colour per variant.
 
     Args:
         runs: Lines of `metrics.jsonl` of each run, by variant.
@@ -92,14 +92,14 @@ def plot_curves(
 
 
 def _has_epsilon(lines: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether any line has spent privacy; without privacy epsilon is NaN."""
+    """Whether any line has spent privacy; without privacy epsilon is NaN."""
     return any(line.get("epsilon", math.nan) > 0.0 for line in lines)
 
 
 def _draw_spent(
     panel: Axes, runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]], *, title: str
 ) -> None:
-    """Draw epsilon so far over the rounds of the first run of each variant."""
+    """Draw epsilon so far over the rounds of each variant's first run."""
     last = []
     for index, (variant, members) in enumerate(runs.items()):
         if not _has_epsilon(members[0]):
@@ -138,10 +138,10 @@ _PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
 def plot_against_axis(
     results: Sequence[Result], target: Path, *, label: str, panels: Sequence[str]
 ) -> bool:
-    """Draw results against the axis of an experiment, with a panel for each column of `Result`.
+    """Draw results against an experiment's axis, one panel per column of `Result`.
 
-    Points are means, bars standard deviations over the seeds. Infinity is drawn to the right of the
-    largest number.
+    Points are means, bars standard deviations over the seeds. Infinity is drawn to the right of
+    the largest number.
 
     Returns:
         Whether it was drawn: False without matplotlib.
@@ -163,7 +163,7 @@ def plot_against_axis(
 def plot_over_rounds(
     results: Sequence[Result], curves: Mapping[str, Sequence[Sequence[float]]], target: Path
 ) -> bool:
-    """Draw the mean score over the rounds, and beside it the last model of every seed.
+    """Draw the mean score over the rounds, and beside it each seed's last model.
 
     `curves` has the scores after each round, for each training of each curve.
 
@@ -211,7 +211,7 @@ def plot_over_rounds(
 
 
 def scores_of(lines: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Return the score of each line of `metrics.jsonl`; NaN where there is none."""
+    """The score of each line of `metrics.jsonl`; NaN where there is none."""
     scores = [Score.in_line(line).value for line in lines]
     return [math.nan if value is None else value for value in scores]
 
@@ -221,7 +221,7 @@ def _name_of(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def seeds_in_words(results: Sequence[Result]) -> str:
-    """Return the meaning of a point and its bar."""
+    """The meaning of a point and its bar."""
     seeds = len({result.seed for result in results})
     return "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
 
@@ -231,17 +231,11 @@ class _AxisLayout:
 
     Attributes:
         coordinates: The coordinate of each value, by its text.
-        logarithmic: Whether the axis is logarithmic.
         split: Coordinate between the numbers and infinity; None without infinity.
     """
 
     def __init__(self, values: Sequence[str], numbers: Sequence[float]) -> None:
-        """Lay out the values.
-
-        Args:
-            values: Every value as text, each once.
-            numbers: Their numbers; fewer if one of them is a name.
-        """
+        """Lay out `values`, distinct texts; if one is a name, there are fewer `numbers`."""
         finite = [number for number in numbers if math.isfinite(number)]
         self.logarithmic = (
             bool(finite) and min(finite) > 0 and max(finite) > _FAR_APART * min(finite)
@@ -322,7 +316,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayo
 
 
 def _is_reference(curve: Sequence[Point], layout: _AxisLayout) -> bool:
-    """Return whether a curve is one point at infinity, which a line through it makes comparable."""
+    """Whether a curve is one point at infinity, made comparable by a line through it."""
     return len(curve) == 1 and curve[0].x is not None and layout.is_infinite(curve[0].x)
 
 

@@ -1,4 +1,4 @@
-"""Runs of a folder as a table for a terminal, and as JSON."""
+"""Runs of a folder as a terminal table, and as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ORDERS: dict[str, _Order] = {
 
 
 def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
-    """Return runs in one of `ORDERS`, those of a sweep together at its first one."""
+    """Runs in one of `ORDERS`, a sweep's together at its first one."""
     ordered = sorted(cards, key=ORDERS[order])
     members: dict[str, list[RunCard]] = {}
     for card in ordered:
@@ -47,7 +47,7 @@ def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
 
 
 def runs_table(cards: Sequence[RunCard]) -> Table:
-    """Return a table of runs, in the given order.
+    """A table of runs, in the given order.
 
     Nothing in it is read as markup, and `found_runs` leaves no control character in a name.
     """
@@ -75,7 +75,7 @@ def runs_table(cards: Sequence[RunCard]) -> Table:
 
 
 def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, Any]:
-    """Return runs as one document; unknown values are null."""
+    """Runs as one document; unknown values are null."""
     return {"runs": [_as_json(card) for card in cards], "problems": list(problems)}
 
 
@@ -134,7 +134,7 @@ def _delta(card: RunCard) -> str:
 
 
 def _when(seconds: float | None, precision: str = "minutes") -> str | None:
-    """Return a local time; None for one that no calendar has."""
+    """A local time; None for one that no calendar has."""
     if seconds is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Registration of the viewer: its commands, and the page and pictures at the end of a run."""
+"""Registration of the viewer: its commands, and page and pictures at a run's end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Viewer(CommandWing):
             app.command()(command)
 
     def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
-        """Draw ended trainings, write their report, and return lines with the paths of both."""
+        """Draw ended trainings, write their report, and return lines with both paths."""
         from .ended_runs import drawn_and_written
 
         return drawn_and_written(runs, jobs)

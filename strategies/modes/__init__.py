@@ -1,4 +1,4 @@
-"""Modes: one class for each place where noise can be added to a round."""
+"""Modes: one class for each place where noise can enter a round."""
 
 from ..exchange import Ask
 from .base import Cohort, Mode, Released, RoundFailed

@@ -1,4 +1,4 @@
-"""The contract of a mode: who clips, who adds the noise, and what a round asks of each node.
+"""The contract of a mode: who clips, who adds noise, and what a round asks of each node.
 
     mode = loop.make_mode(...)                one object per round
     mode.open(cohort, ask)                    may exchange messages with the cohort first
@@ -6,7 +6,7 @@
     mode.fold(content, units, ...)            each reply, as it comes
     mode.release(rng, ask)                    may exchange messages again, then releases the mean
 
-`PrivateLoop` reserves the round before `open` and commits it after `release`; a mode never meets
+`PrivateLoop` reserves the round before `open` and commits it after `release`. A mode never meets
 the ledger, and a new one needs no line in the loop.
 """
 
@@ -41,8 +41,8 @@ Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
 class RoundFailed(RuntimeError):
     """A round that can't release anything.
 
-    The model stays as it is and the training continues with the next round. The charge stays spent:
-    somebody may have seen a part of the round. The text says why, without anything of the updates.
+    The model stays as it is and training continues with the next round. The charge stays spent:
+    somebody may have seen a part of the round. The text says why, with nothing of the updates.
 
     Attributes:
         excused: Rounds in a row, this one included, that don't count as failures, because each
@@ -57,14 +57,14 @@ class RoundFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Everything that a round releases, all of it private.
+    """Everything that a round releases, all private.
 
     Attributes:
         mean: The mean update, float64, shape `(d,)`.
-        metrics: Means of the clients' metrics by name.
-        clipping_norms: Clipping norms of the next round, where they change.
+        metrics: Means of the clients' metrics.
+        clipping_norms: Those of the next round, where they change.
         contributions: Number of units that contributed: noisy where the bundle counts them, exact
-            where every reply is visible anyway, None where it is not counted.
+            where replies are visible anyway, None where not counted.
         contributions_std: Standard deviation of the noise on that number; 0 where it is exact.
     """
 
@@ -76,7 +76,7 @@ class Released:
 
 
 class Mode(ABC):
-    """One round, from its cohort to its release; each round has an object of its own.
+    """One round, from its cohort to its release.
 
     Attributes:
         layout: Position of each array of the model in a flat vector.
@@ -84,19 +84,17 @@ class Mode(ABC):
     """
 
     def __init__(self, layout: VectorLayout, instruction: RoundInstruction) -> None:
-        """Prepare a round.
+        """Prepare a round with the layout of the model that is sent.
 
-        Args:
-            layout: Layout of the model that is sent.
-            instruction: What the strategy asks of every client, whatever the mode: its weight, its
-                utility, its compression. A mode adds its own needs.
+        `instruction` is what the strategy asks of every client in any mode: its weight, utility
+        and compression. A mode adds its own needs.
         """
         self.layout = layout
         self.instruction = instruction
         self._instructed: dict[tuple[int, RoundInstruction], tuple[RecordDict, RecordDict]] = {}
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Take note of the cohort; the round is charged and nothing was sent yet.
+        """Take note of the cohort; the round is charged, nothing was sent yet.
 
         Nothing by default.
 
@@ -106,14 +104,14 @@ class Mode(ABC):
         return
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return the message of one node of the cohort; by default it contains `instruction`.
+        """One node's message; by default it contains `instruction`.
 
         All nodes share `content`: an override returns another object instead of changing it.
         """
         return self.with_instruction(content, self.instruction)
 
     def with_instruction(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
-        """Return the content with an instruction in its config; equal results are shared."""
+        """The content with an instruction in its config; equal results are shared."""
         if instruction == RoundInstruction(server_round=instruction.server_round):
             return content  # it says nothing: any Flower client will do
         cache_key = id(content), instruction
@@ -130,12 +128,9 @@ class Mode(ABC):
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply of a node of the cohort: no error, and at most one per node.
+        """Add one reply of a node of the cohort: no error, at most one per node.
 
-        Args:
-            content: Content of the reply.
-            units: Units of the node that take part; `units[0].node` is the node's id.
-            server_round: The round's number.
+        `units` are those of the node that take part; `units[0].node` is the node's id.
 
         Returns:
             What the server learnt of each unit.
@@ -145,7 +140,7 @@ class Mode(ABC):
         """
 
     def failed(self, node: int, error: Error) -> None:
-        """Take note of a node that answered with an error. Nothing by default."""
+        """Take note of a node that answered with an error; nothing by default."""
         return
 
     @abstractmethod
@@ -162,13 +157,13 @@ class Mode(ABC):
         return self.instruction.compression is None
 
     def reply_bytes(self, model: ArrayRecord) -> int:
-        """Return the bytes of a reply's arrays: public, from shapes and settings."""
+        """Bytes of a reply's arrays: public, from shapes and settings."""
         compression = self.instruction.compression or Compression()
         return compression.reply_bytes(model, self.layout)
 
 
 def coin_rate(plan: Plan) -> float | None:
-    """Return the rate of the coins that nodes flip for their units; None if they flip none.
+    """Rate of the coins that nodes flip for their units; None if they flip none.
 
     It is the charged rate: the expected cohort over the roster can be larger in its last digit.
     """
@@ -179,7 +174,7 @@ def coin_rate(plan: Plan) -> float | None:
 
 
 def numbers_of(content: RecordDict) -> dict[str, list[float]]:
-    """Return every metric of a reply as a list of numbers."""
+    """Every metric of a reply, as a list of numbers."""
     records: Sequence[MetricRecord] = list(content.metric_records.values())
     metrics: dict[str, list[float]] = {}
     for record in records:
@@ -192,12 +187,12 @@ def numbers_of(content: RecordDict) -> dict[str, list[float]]:
 def one_of(
     measured: Mapping[str, Sequence[float]], name: str, *, missing: float = math.nan
 ) -> float:
-    """Return a client's metric if it reported one number under that name."""
+    """A client's metric if it reported one number under that name, else `missing`."""
     values = measured.get(name, ())
     return values[0] if len(values) == 1 else missing
 
 
 def observed(unit: Unit, server_round: int, norm: float, report: float) -> Observation:
-    """Return the observation of a unit; a report of NaN counts as none."""
+    """A unit's observation; a report of NaN counts as none."""
     utility = None if math.isnan(report) else report
     return Observation(unit=unit, server_round=server_round, update_norm=norm, utility=utility)

@@ -16,7 +16,7 @@ from .central import CentralMode
 
 
 class BufferedMode(CentralMode):
-    """The server's sum of a buffer: each update is relative to the model that its unit was sent.
+    """The server's sum of a buffer: each update is relative to the model its unit was sent.
 
     Privacy: as `CentralMode`. Norms, noise and denominator are those of the release that an update
     enters, whatever model it was made from.

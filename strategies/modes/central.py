@@ -1,4 +1,4 @@
-"""Noise at the server, once for the whole sum; units are clipped by the server or by nodes."""
+"""Noise at the server, once per sum."""
 
 from __future__ import annotations
 
@@ -52,20 +52,21 @@ class CentralMode(Mode):
     ) -> None:
         """Prepare a round.
 
+        Compressed updates are clipped after decoding. Nodes that sum their units don't compress: a
+        sum has to stay exact.
+
         Args:
             plan: The training's plan.
-            noise_multiplier: The charged noise multiplier.
+            noise_multiplier: As charged.
             layout: Layout of the model that is sent.
             origin: That model, flattened.
-            instruction: What every client is asked. Compressed updates are clipped after decoding.
-                Nodes that sum their units don't compress: a sum has to stay exact.
-            clipping_norms: Clipping norms of this round.
-            stream: Source of the noise on the sum of updates; fresh noise if None.
-            index: The ledger's index of this round, which is its index in the stream.
-            rng: Source of the noise on the updates, drawn while replies are awaited; None: it is
-                drawn at the release.
-            untried: Whether the nodes' app could not be rehearsed, so that this round tests it: its
-                count is released with less noise, and its updates with more.
+            instruction: What every client is asked.
+            clipping_norms: Those of this round.
+            stream: Source of the noise on the sum of updates; None: fresh noise.
+            index: The round's index in the ledger and in the stream.
+            rng: Draws the noise on the updates while replies are awaited; None: at the release.
+            untried: Whether the nodes' app could not be rehearsed: this round tests it, its count
+                has less noise, and its updates more.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
         if untried:
@@ -90,22 +91,22 @@ class CentralMode(Mode):
 
     @property
     def sums(self) -> BundleSum:
-        """The exact sums so far, which are not private: only for audits of a round."""
+        """The exact sums so far, not private: only for audits of a round."""
         return self._sums
 
     @property
     def reads_models(self) -> bool:
-        """Whether replies are models. See `Mode.reads_models`."""
+        """As `Mode.reads_models`; not where nodes sum their units."""
         return not self._plan.hosting.sums_at_nodes and super().reads_models
 
     def reply_bytes(self, model: ArrayRecord) -> int:
-        """Return the bytes of a reply's arrays. See `Mode.reply_bytes`."""
+        """Bytes of a reply's arrays; public."""
         if self._plan.hosting.sums_at_nodes:
             return sum_bytes(self.layout)
         return super().reply_bytes(model)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Take note of the cohort, and begin to draw the noise. See `Mode.open`."""
+        """Note the cohort, and begin to draw the noise. See `Mode.open`."""
         self._cohort = cohort
         if self._rng is not None:  # its law is known, and the round is charged
             self._stream.draw_ahead(
@@ -113,7 +114,7 @@ class CentralMode(Mode):
             )
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Name the units that take part, where the node sums them. See `Mode.content_for`."""
+        """Name the units that take part, if the node sums them. See `Mode.content_for`."""
         if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
             return super().content_for(node, content)
         numbers = tuple(unit.number for unit in self._cohort[node])

@@ -1,4 +1,4 @@
-"""Noise at the clients: each message is private before it leaves its node."""
+"""Noise at the clients."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .node_budget import budget_for_nodes
 
 
 class ClientNoiseMode(Mode):
-    """The sum of what clients have clipped and noised themselves, over a public constant.
+    """Sum of what clients clipped and noised themselves, over a public constant.
 
-    Where groups of clients have noise of their own, each message is weighted by the inverse of its
+    If groups of clients have noise of their own, each message is weighted by the inverse of its
     noise's variance: groups are public, and so are these weights.
 
     Privacy: none of its own; each message is private before it arrives, even against the server.
@@ -45,7 +45,7 @@ class ClientNoiseMode(Mode):
         *,
         group_of: Callable[[Unit], int | None],
     ) -> None:
-        """Prepare a round; groups may have noise of their own, and `group_of` returns a unit's."""
+        """Prepare a round; `group_of` returns a unit's group, which may have its own noise."""
 
         def of_group(group: int) -> RoundInstruction:
             noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
@@ -60,13 +60,13 @@ class ClientNoiseMode(Mode):
         self._contributions = 0
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return what one client is sent, with its group's noise. See `Mode.content_for`."""
+        """One client's message, with its group's noise. See `Mode.content_for`."""
         return self.with_instruction(content, self._instructions[self._group(Unit(node))])
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply, if it says that this round's noise is in it. See `Mode.fold`."""
+        """Add one reply, if it says that it has this round's noise. See `Mode.fold`."""
         group = self._group(units[0])
         asked = applied_noise(self._instructions[group])
         if content.config_records.get(NOISED_KEY) != asked:
@@ -87,7 +87,7 @@ class ClientNoiseMode(Mode):
         return self._group_of(unit) or 0
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
-        """Divide. See `Mode.release`."""
+        """Divide by the public constant."""
         return Released(
             mean=self._total.total / self._denominator, contributions=self._contributions
         )
@@ -96,9 +96,9 @@ class ClientNoiseMode(Mode):
 def client_noise_of(
     plan: LocalPlan, noise_multiplier: float, compression: Compression | None, *, group: int
 ) -> NoiseInstruction:
-    """Return the noise that clients add in a round, before they encode their updates.
+    """The noise that clients add in a round, before they encode their updates.
 
-    `group` is used only where groups have budgets of their own.
+    `group` is used only if groups have budgets of their own.
     """
     budget = budget_for_nodes(plan)
     if groups := plan.sampling.own_groups:
@@ -122,7 +122,7 @@ def client_noise_of(
 def _levels(
     scheme: str, noise_multiplier: float, clipping_norm: float, compression: Compression | None
 ) -> int | None:
-    """Return the number of grid points, equal to the encoder's levels; None: the default."""
+    """Number of grid points, equal to the encoder's levels; None: the default."""
     if scheme != "exponential" or compression is None or compression.up != "quantize":
         return None
     levels = 1 << compression.bits

@@ -1,4 +1,4 @@
-"""Budget that a training requests of nodes that keep ledgers of their own."""
+"""Budget that a training requests of nodes with ledgers of their own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_TRIES = 100
 
 
 def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
-    """Return the budget that the plan needs at a node's ledger; None: the owner has to choose it.
+    """The budget a plan needs at a node's ledger; None: the owner has to choose it.
 
     A node's ledger keeps a share of delta for noise that changes, so the request has a larger
-    delta. Statistics by secure sums are charged to it, too: epsilon is raised to what the ledger's
-    rule for several kinds of noise needs. The plan spends no more for that.
+    delta. It also charges statistics by secure sums: epsilon is raised to what the ledger's rule
+    for several kinds of noise needs. The plan spends no more for that.
     """
     if len(set(plan.noise_multipliers)) > 1:
         return None
@@ -31,9 +31,9 @@ def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
 
 
 def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None:
-    """Return a budget within which a node's ledger admits the whole plan, in any order.
+    """A budget within which a node's ledger admits the plan in any order.
 
-    The orders that the ledger uses, and so the budget that it needs, depend on the request.
+    The ledger's orders, and so the budget that it needs, depend on the request.
     """
     share, room = (1.0 - DECLARED_SHARE) * budget.delta, budget
     for _ in range(_MOST_TRIES):
@@ -50,7 +50,7 @@ def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None
 
 
 def price_of_a_sum(plan: Plan) -> SumInstruction:
-    """Return the price of a secure sum for its nodes, besides its terms."""
+    """A secure sum's price for its nodes, besides its terms."""
     budget = budget_for_nodes(plan)
     epsilon = delta = None
     if budget is not None:

@@ -19,7 +19,7 @@ def released_by(
     mean: NDArray[np.float64],
     scalars: Sequence[float],
 ) -> Released:
-    """Return a round's release, made of numbers that are already private.
+    """A round's release, made of numbers already private.
 
     `scalars` are the sums of scalars, in the order of `GaussianBundle.scalar_values`.
     """

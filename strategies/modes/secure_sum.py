@@ -1,4 +1,4 @@
-"""Sums whose parts nobody sees: each node masks its message, with a share of the noise in it."""
+"""Sums whose parts nobody sees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LATE = "Refused late"
 
 
 class SecureSumMode(Mode):
-    """A round whose sum is opened by a committee of nodes, with the noise already in it.
+    """Each node masks its message, with a share of the noise; a committee opens the sum.
 
     Privacy: the sum is as private as one Gaussian of the round's noise multiplier, for one unit,
     against the server and the plan's colluding nodes, who see nothing else that depends on data.
@@ -79,11 +79,11 @@ class SecureSumMode(Mode):
 
     @property
     def reads_models(self) -> bool:
-        """False: replies are masked. See `Mode.reads_models`."""
+        """False: replies are masked."""
         return False
 
     def reply_bytes(self, model: ArrayRecord) -> int:
-        """Return the bytes of a masked message, without its seeds' shares."""
+        """Bytes of a masked message, without its seeds' shares."""
         return packed_bytes(self._shared.bits, self._shared.share.size)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
@@ -95,7 +95,7 @@ class SecureSumMode(Mode):
             raise RoundFailed(str(failed)) from failed
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Bind everything that clients are sent into the sum's terms. See `Mode.content_for`."""
+        """Bind all that clients are sent into the sum's terms."""
         return self._sum.content_for(self.with_instruction(content, self.instruction))
 
     def fold(
@@ -106,7 +106,7 @@ class SecureSumMode(Mode):
         return []
 
     def failed(self, node: int, error: Error) -> None:
-        """Re-admit a node that lost its keys, and exclude a late one. See `Mode.failed`."""
+        """Re-admit a node that lost its keys, and exclude a late one."""
         kind = kind_in(error.reason)
         if kind == _UNKNOWN_KEYS:
             self._sums.let_back(node)
@@ -114,7 +114,7 @@ class SecureSumMode(Mode):
             self._sums.note_late(node)
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
-        """Let the committee open the sum; its noise came from the nodes. See `Mode.release`."""
+        """Let the committee open the sum, with the nodes' noise. See `Mode.release`."""
         try:
             updates, *scalars = self._sum.total(ask)
         except SecureSumFailed as failed:

@@ -1,4 +1,4 @@
-"""No noise and no clipping: for comparison, and for clients that protect records themselves."""
+"""No noise, no clipping: for comparison, and for clients that protect records themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .base import Mode, Released, numbers_of, observed, one_of
 
 
 class UnprotectedMode(Mode):
-    """Flower's own mean, weighted by the clients' own reports. Nothing is private here."""
+    """Flower's own mean, weighted by clients' reports. Nothing is private here."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class UnprotectedMode(Mode):
         *,
         weighted_by: str,
     ) -> None:
-        """Prepare a round; the metric `weighted_by` is a reply's weight, 1 where it is missing."""
+        """Prepare a round; metric `weighted_by` is a reply's weight, 1 if missing."""
         super().__init__(layout, instruction)
         self._total = PlainSum(layout, origin)
         self._weighted_by = weighted_by
@@ -54,7 +54,7 @@ class UnprotectedMode(Mode):
         return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
-        """Divide by the weights; nothing moves if nobody replied. See `Mode.release`."""
+        """Divide by the weights; nothing moves if nobody replied."""
         return Released(
             mean=self._total.total / (self._weight or 1.0), contributions=self._contributions
         )

@@ -1,7 +1,7 @@
-"""The table from each kind of plan to the way in which its rounds are made.
+"""The table from each kind of plan to the way its rounds are made.
 
-A way lasts for a training, and makes a mode for each of its rounds. A new kind of plan needs a line
-of the table, and a way unless an existing one fits.
+A way lasts for a training and makes a mode for each round. A new kind of plan needs a line of the
+table, and a way unless an existing one fits.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from .secure_sum import SecureSumMode
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A round that is charged, before anybody is asked; see `CentralMode` for other fields.
+    """A round that is charged, before anybody is asked; other fields as in `CentralMode`.
 
     Attributes:
         reservation: The round's charge, on disk in the ledger.
-        group_of: Returns the group of a unit, where there are groups.
+        group_of: Returns a unit's group, where there are groups.
     """
 
     reservation: Reservation
@@ -65,37 +65,37 @@ class Opened:
 
     @property
     def multiplier(self) -> float:
-        """The noise multiplier that the ledger has on disk, which the plan's may differ from."""
+        """The charged noise multiplier, on disk; the plan's may differ."""
         multiplier = self.reservation.noise_multiplier
         assert multiplier is not None  # every round has one
         return multiplier
 
     @property
     def index(self) -> int:
-        """Number of the round in its noise stream."""
+        """The round's number in its noise stream."""
         index = self.reservation.index
         assert index is not None  # every round has one
         return index
 
 
 class Way(ABC):
-    """How rounds of a kind of plan are made, from the first rehearsal to the last sum."""
+    """How a kind of plan makes its rounds, from the first rehearsal to the last sum."""
 
     def __init__(self, plan: Plan, roster: SecureRoster | None) -> None:
         """Prepare a training.
 
         Raises:
-            ValueError: If a roster is given and the plan supposes none, or the other way round.
+            ValueError: As `secure_sums_of`.
         """
         self._hosting = plan.hosting
         self.sums = secure_sums_of(plan, roster)
 
     @abstractmethod
     def mode(self, opened: Opened) -> Mode:
-        """Return the mode of a round."""
+        """The mode of a round."""
 
     def needs(self) -> set[Ability]:
-        """Return the abilities that every client's app needs."""
+        """Abilities that every client's app needs."""
         hosting = self._hosting
         if hosting.of_records:
             return {Ability.RECORDS}
@@ -107,11 +107,11 @@ class Way(ABC):
         return needs
 
     def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction | None:
-        """Return the instruction that owners may refuse at the rehearsal, if any."""
+        """The instruction that owners may refuse at the rehearsal, if any."""
         return None
 
     def rehearse(self, nodes: Sequence[int], ask: Ask, *, timeout: float) -> None:
-        """Prepare the nodes, after they have introduced themselves; `timeout` is in seconds.
+        """Prepare nodes that have introduced themselves; `timeout` is in seconds.
 
         Raises:
             SecureSumFailed: If they can't work together; nothing was charged.
@@ -119,7 +119,7 @@ class Way(ABC):
         return
 
     def eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units that may take part in the next round.
+        """The units that may take part in the next round.
 
         Raises:
             RoundFailed: If too few are left.
@@ -127,7 +127,7 @@ class Way(ABC):
         return roster
 
     def end(self, ask: Ask) -> None:
-        """Let nodes forget the training, which has ended."""
+        """Let nodes forget the training, now over."""
         return
 
 
@@ -142,7 +142,7 @@ class ServerWay(Way):
         self._plan = plan
 
     def mode(self, opened: Opened) -> CentralMode:
-        """Return the sum of a cohort, or of a buffer. See `Way.mode`."""
+        """Sum of a cohort, or of a buffer."""
         return self.mode_class(
             self._plan,
             opened.multiplier,
@@ -163,7 +163,7 @@ class BufferedWay(ServerWay):
     mode_class = BufferedMode
 
     def mode(self, opened: Opened) -> CentralMode:
-        """Return the sum of a buffer. See `Way.mode`."""
+        """Sum of a buffer."""
         return super().mode(replace(opened, untried=False))  # a buffer does not wait for an app
 
 
@@ -176,7 +176,7 @@ class LocalWay(Way):
         self._plan = plan
 
     def mode(self, opened: Opened) -> Mode:
-        """Return the sum of updates that are already private. See `Way.mode`."""
+        """Sum of updates already private."""
         return ClientNoiseMode(
             self._plan,
             opened.multiplier,
@@ -187,11 +187,11 @@ class LocalWay(Way):
         )
 
     def needs(self) -> set[Ability]:
-        """Return the ability to add noise. See `Way.needs`."""
+        """Also the ability to add noise."""
         return super().needs() | {Ability.NOISE}
 
     def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction:
-        """Return the noise that clients are to add. See `Way.rehearsal_instruction`."""
+        """Noise that clients are to add."""
         plan = self._plan
         # The first group's noise, with the largest budget: no node knows its group yet.
         noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
@@ -210,7 +210,7 @@ class SecureWay(Way):
         self._plan, self._sums = plan, self.sums
 
     def mode(self, opened: Opened) -> Mode:
-        """Return the masked sum. See `Way.mode`."""
+        """The masked sum."""
         return SecureSumMode(
             self._plan,
             opened.multiplier,
@@ -222,7 +222,7 @@ class SecureWay(Way):
         )
 
     def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction:
-        """Return the content of sums and their price. See `Way.rehearsal_instruction`."""
+        """Content of sums and their price."""
         return RoundInstruction(
             server_round=1,
             of_records=self._plan.hosting.of_records,
@@ -238,7 +238,7 @@ class SecureWay(Way):
         self._sums.require_committee(shares)
 
     def eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units without those of nodes that lied or were late. See `Way.eligible`."""
+        """All units but those of nodes that lied or were late. See `Way.eligible`."""
         nodes, least = nodes_of(roster), self._plan.noise.shares.least
         try:
             self._sums.require_left(nodes, least)
@@ -248,7 +248,7 @@ class SecureWay(Way):
         return [unit for unit in roster if unit.node in allowed]
 
     def end(self, ask: Ask) -> None:
-        """Let nodes forget their keys. See `Way.end`."""
+        """Let nodes forget their keys."""
         self._sums.forget(ask)
 
 
@@ -264,9 +264,9 @@ _WAYS: dict[type[Plan], Callable[[Any, SecureRoster | None], Way]] = {
 
 
 def way_of(plan: Plan, roster: SecureRoster | None) -> Way:
-    """Return the way in which rounds of a plan are made.
+    """The way a plan's rounds are made.
 
     Raises:
-        ValueError: If a roster is given and the plan supposes none, or the other way round.
+        ValueError: As `secure_sums_of`.
     """
     return _WAYS[type(plan)](plan, roster)

@@ -43,7 +43,7 @@ _DEVIATIONS = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Summed:
-    """The content of a sum, which its terms declare.
+    """The content of a sum, as its terms declare it.
 
     Attributes:
         purpose: Type of the messages that ask for it.
@@ -70,7 +70,7 @@ class OneSum:
     def __init__(
         self, sums: SecureSums, noise: DistributedNoise, summed: Summed, *, number: int
     ) -> None:
-        """Prepare; `number` is larger than that of any sum before it in this training."""
+        """Prepare; `number` is larger than any earlier sum's in this training."""
         self._sums, self._noise, self._summed, self._number = sums, noise, summed, number
         self._positions: dict[int, int] = {}
         self._sum: OpenSum | None = None
@@ -80,7 +80,7 @@ class OneSum:
         """Take note of the nodes, and let all know each other's keys.
 
         Raises:
-            SecureSumFailed: If too few have keys.
+            SecureSumFailed: If too few have keys, or more than the charged noise is for.
         """
         asked, planned = list(nodes), self._noise.shares
         self._sums.set_up(self._sums.allowed(asked, planned.least), ask)
@@ -101,7 +101,7 @@ class OneSum:
         self._sums.require_committee(planned)
 
     def content_for(self, content: RecordDict) -> RecordDict:
-        """Return the message of every node: the given content, and terms that bind it."""
+        """Every node's message: the given content, and terms that bind it."""
         if self._bound is None or self._bound[0] is not content:
             terms = self._terms(content_digest(content))
             self._sum = OpenSum(terms, self._sums.known_directory)
@@ -124,7 +124,7 @@ class OneSum:
             raise RefusedUpdate(str(refused)) from None
 
     def total(self, ask: Ask) -> list[NDArray[np.float64]]:
-        """Let the committee open the sum, once, and return one array per segment.
+        """Let the committee open the sum, once; return one array per segment.
 
         Raises:
             SecureSumFailed: If it can't be opened, or is longer than clipped values and noise can
@@ -170,7 +170,7 @@ class OneSum:
         )
 
     def _agree(self, opened: OpenSum, ask: Ask) -> None:
-        """Let members sign who replied, until enough of them have."""
+        """Let members sign who replied, until enough have."""
         for position, content in self._ask_members(VIEW_ACTION, opened, ask):
             try:
                 opened.sign(position, signature_of(content))
@@ -180,7 +180,7 @@ class OneSum:
                 return
 
     def _ask_to_open(self, opened: OpenSum, ask: Ask) -> None:
-        """Ask members until enough of them have opened the sum."""
+        """Ask members until enough have opened the sum."""
         for position, content in self._ask_members(OPEN_ACTION, opened, ask):
             try:
                 opened.answer(position, opened_of(content))
@@ -192,7 +192,7 @@ class OneSum:
     def _ask_members(
         self, action: str, opened: OpenSum, ask: Ask
     ) -> Iterator[tuple[int, RecordDict]]:
-        """Put a question to every member, and yield each first answer that is no error."""
+        """Ask every member, and yield each first answer without error."""
         position_of: dict[int, int] = {}
         messages: list[Message] = []
         text, opens = opened.terms.to_json(), action == OPEN_ACTION
@@ -219,10 +219,10 @@ class OneSum:
                 yield member, reply.content
 
     def _require_plausible(self, values: list[NDArray[np.float64]], *, repliers: int) -> None:
-        """Refuse a sum longer than clipped values and their noise can be: some message is wrong.
+        """Check that a sum is no longer than clipped values and their noise can be.
 
         Raises:
-            SecureSumFailed: If it is longer.
+            SecureSumFailed: If it is: some message is wrong.
         """
         share, units = self._summed.share, repliers * self._summed.units_in_sum
         # In steps of the grid: coordinates, length, and the most that a unit lengthens it by.

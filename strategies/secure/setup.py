@@ -1,4 +1,4 @@
-"""Keys of a training whose sums are secure: which nodes may take part, and their directory."""
+"""Keys for a training's secure sums, and the nodes that may take part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _APART = "give each node a dp-unit-name, and a ledger in a folder, of its own"
 
 
 class SecureSums:
-    """The directory of one training: each node's keys, and its position among the entries.
+    """One training's directory: each node's keys, and its position among the entries.
 
     Privacy: nodes check the directory themselves; the server only collects and distributes it.
 
@@ -44,11 +44,7 @@ class SecureSums:
     """
 
     def __init__(self, roster: Roster | None = None) -> None:
-        """Start a training.
-
-        Args:
-            roster: The nodes that owners know; None admits any node.
-        """
+        """Start a training; `roster` has the nodes that owners know, None admits any."""
         self._roster = roster
         self._begin()
         # By identity: new keys bring nobody back.
@@ -59,7 +55,7 @@ class SecureSums:
         self._waited = 0.0
 
     def _begin(self) -> None:
-        """Begin a run: to nodes, a run that has ended does not go on."""
+        """Begin a run: for nodes, an ended run does not go on."""
         self.run = secrets.randbits(_RUN_BITS)
         self.directory: Directory | None = None
         self._position_of: dict[int, int] = {}
@@ -70,8 +66,8 @@ class SecureSums:
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let new nodes make their keys, and distribute the directory.
 
-        Two short messages per new node; none where every node has confirmed the directory.
-        `timeout` is in seconds, for each of the two answers.
+        Two short messages per new node; none if every node has confirmed the directory. `timeout`
+        is in seconds, for each of the two answers.
         """
         asked_for = set(nodes)
         if new := sorted(asked_for - set(self._position_of)):
@@ -89,19 +85,19 @@ class SecureSums:
             self._hand_out(asked_for, ask, timeout)
 
     def let_back(self, node: int) -> None:
-        """Ask a node for its key again before the next sum, once: it may have lost its own."""
+        """Ask a node again for its key before the next sum, once: it may have lost its own."""
         if node not in self._let_back and self._position_of.pop(node, None) is not None:
             self._let_back.add(node)
             self._confirmed.discard(node)
 
     def note_late(self, node: int) -> None:
-        """Exclude a node from the run: it did not work in time, and refuses the rest of the run."""
+        """Exclude a node from the run: it did not work in time, and refuses the rest."""
         if (position := self._position_of.get(node)) is not None:
             entry = self.known_directory.entries[position]
             self._late[entry.identity] = entry.name
 
     def forget(self, ask: Ask) -> None:
-        """Let nodes delete the keys of the training; a node that misses this deletes them later.
+        """Let nodes delete the training's keys; a node that misses this deletes them later.
 
         A later sum belongs to another run, with other keys.
         """
@@ -115,11 +111,11 @@ class SecureSums:
         self._begin()
 
     def positions(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the directory position of each node that has confirmed it."""
+        """Directory position of each node that has confirmed it."""
         return {node: self._position_of[node] for node in nodes if node in self._confirmed}
 
     def allowed(self, nodes: Iterable[int], least: int) -> list[int]:
-        """Return the nodes that may be asked for the next sum.
+        """Nodes that may be asked for the next sum.
 
         Nodes that lied, or were late, are excluded from all sums of the training. Nodes that may
         have lied, or about whom members may have, sit out the next sums, the most doubtful first,
@@ -134,12 +130,12 @@ class SecureSums:
         return [node for node in allowed if node not in resting]
 
     def excludes_liars(self, nodes: Iterable[int], least: int) -> bool:
-        """Return whether some nodes of a failed sum will sit out the next one."""
+        """Whether nodes of a failed sum will sit out the next one."""
         punctual = [node for node in nodes if self._identity_of(node) not in self._late]
         return len(self.allowed(punctual, least)) < len(punctual)
 
     def require_left(self, nodes: Iterable[int], least: int) -> None:
-        """Check, before a sum is charged, that it can open without the excluded nodes.
+        """Check, before a sum's charge, that it can open without the excluded nodes.
 
         Raises:
             SecureSumFailed: If fewer than `least` nodes are left.
@@ -159,15 +155,15 @@ class SecureSums:
         )
 
     def _identity_of(self, node: int) -> bytes:
-        """Return a node's identity; empty while it has no keys."""
+        """A node's identity; empty while it has no keys."""
         position = self._position_of.get(node)
         return b"" if position is None else self.known_directory.entries[position].identity
 
     def require_enough(self, nodes: Sequence[int], least: int) -> None:
-        """Check, before anything is charged, that a sum over some nodes could be opened.
+        """Check, before any charge, that a sum over these nodes could open.
 
         Raises:
-            RehearsalFailed: If fewer than `least` of them have keys.
+            RehearsalFailed: If fewer than `least` have keys.
         """
         able = len(self.positions(self.allowed(nodes, least)))
         if able < least:
@@ -183,12 +179,12 @@ class SecureSums:
             )
 
     def node_at(self, position: int) -> int | None:
-        """Return the node at a position of the directory, None if it is gone."""
+        """The node at a directory position, None if it is gone."""
         nodes = {entry: node for node, entry in self._position_of.items()}
         return nodes.get(position)
 
     def committee(self, size: int) -> tuple[int, ...]:
-        """Return the committee's positions, which every node computes for itself.
+        """The committee's positions, which every node computes for itself.
 
         Raises:
             SecureSumFailed: If nobody was set up.
@@ -196,7 +192,7 @@ class SecureSums:
         return self.known_directory.committee(size, self._roster)
 
     def require_committee(self, planned: SharedNoise) -> None:
-        """Refuse a committee whose size does not suit the plan's threshold and noise.
+        """Refuse a committee of a size that does not suit the plan's threshold and noise.
 
         Raises:
             SecureSumFailed: With what to write instead.
@@ -240,7 +236,7 @@ class SecureSums:
 
     @property
     def known_directory(self) -> Directory:
-        """The directory, once it exists.
+        """The directory.
 
         Raises:
             SecureSumFailed: If nobody was set up.
@@ -250,10 +246,9 @@ class SecureSums:
         return self.directory
 
     def _take_in(self, entries: Mapping[int, Entry], epoch: int) -> None:
-        """Add new entries to the directory; a node that returns with its keys keeps its position.
+        """Add new entries to the directory; a node back with its keys keeps its position.
 
-        Entries that nodes would refuse are excluded: one would make nodes refuse the whole
-        directory.
+        An entry that nodes would refuse is excluded: they would refuse the whole directory.
         """
         held = () if self.directory is None else self.directory.entries
         position_of = {_keys_of(entry): position for position, entry in enumerate(held)}
@@ -299,7 +294,7 @@ class SecureSums:
         self._confirmed &= set(self._position_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
-        """Return why every node would refuse a directory with this entry; None if none would."""
+        """Why nodes would refuse a directory with this entry; None if none would."""
         if entry.epoch != epoch:
             return f"the entry of '{entry.name}' is not of epoch {epoch}"
         if self._roster is not None and not self._roster.allows(entry.name, entry.identity):
@@ -327,7 +322,7 @@ class SecureSums:
     def _ask(
         self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float
     ) -> Iterable[tuple[int, RecordDict]]:
-        """Send one text to nodes and yield each first answer that is no error."""
+        """Send nodes one text and yield each first answer without error."""
         content, kind = text_to_content(text), f"{MessageType.QUERY}.{action}"
         messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
         waiting = set(nodes)
@@ -348,7 +343,7 @@ class SecureSums:
 
 
 def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
-    """Return the keeper of a training's keys for secure sums; None where the plan has none.
+    """Keeper of a training's keys for secure sums; None if the plan has none.
 
     Raises:
         ValueError: If a roster is given and the plan supposes none, or the other way round.
@@ -370,7 +365,7 @@ def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
 
 
 def _warn_of_more_colluding(planned: SharedNoise, members: int) -> None:
-    """Warn where nodes will charge themselves for more noise than the plan, and so stop sooner."""
+    """Warn if nodes will charge themselves for more noise than planned, and so stop sooner."""
     usual = usual_colluding(members)
     if 0 < planned.colluding < usual:  # nobody colludes: then owners had to write it, too
         logger.warning(
@@ -391,5 +386,5 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _keys_of(entry: Entry) -> tuple[str, bytes, bytes]:
-    """Return what an entry says but for its epoch."""
+    """An entry without its epoch."""
     return entry.name, entry.identity, entry.run_key

@@ -1,4 +1,4 @@
-"""Door of the dashboard: one token, the sessions that it opened, and few wrong guesses.
+"""Door of the dashboard: one token, its sessions, and few wrong guesses.
 
 The token opens a session; a browser then sends only the session. After a few wrong tokens from an
 address, or more from everywhere, no token is compared for a minute, not even the right one. Open
@@ -29,11 +29,7 @@ class WrongToken(Exception):
 
 
 class TooManyGuesses(Exception):
-    """Tokens are not compared for a while.
-
-    Attributes:
-        seconds: Seconds until they are again.
-    """
+    """Tokens are not compared for the next `seconds`."""
 
     def __init__(self, seconds: int) -> None:
         """Take the waiting time in seconds."""
@@ -42,12 +38,12 @@ class TooManyGuesses(Exception):
 
 
 def new_token() -> str:
-    """Return a token of 192 random bits."""
+    """A token of 192 random bits."""
     return secrets.token_urlsafe(24)
 
 
 def check_token(token: str) -> str:
-    """Return the operator's token, checked.
+    """The operator's token, checked.
 
     Raises:
         ValueError: If it is short enough to be guessed, or can't stand in a header.
@@ -62,12 +58,7 @@ def check_token(token: str) -> str:
 
 @dataclass(kw_only=True)
 class Door:
-    """Token and sessions.
-
-    Attributes:
-        token: Token that opens a session.
-        now: Returns the time in seconds.
-    """
+    """Token and sessions; `now` returns the time in seconds."""
 
     token: str = field(repr=False)
     now: Callable[[], float] = time.monotonic
@@ -88,7 +79,7 @@ class Door:
             raise WrongToken
 
     def open_session(self) -> str:
-        """Return a new session's secret, for a browser that knew the token."""
+        """A new session's secret, for a browser that knew the token."""
         while len(self._sessions) >= _MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]  # the oldest
         session = secrets.token_urlsafe(32)
@@ -96,7 +87,7 @@ class Door:
         return session
 
     def knows(self, session: str) -> bool:
-        """Return whether a session is open."""
+        """Whether a session is open."""
         # Looked up by its digest: the time of a look-up says nothing of the secret.
         return self._sessions.get(_digest(session).hex(), -math.inf) > self.now()
 

@@ -1,4 +1,4 @@
-"""Budget gauges of ledgers that the operator names or that lie among the runs; never written."""
+"""Budget gauges of ledgers, named by the operator or among the runs; never written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_FOUND = 20
 
 @dataclass(kw_only=True)
 class Gauges:
-    """Gauges of all ledgers; only those of a changed ledger are computed again.
+    """Gauges of all ledgers; only a changed ledger's are computed again.
 
     Attributes:
         locations: Files or URLs of named ledgers, of servers or nodes.
@@ -32,11 +32,7 @@ class Gauges:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> tuple[list[LedgerGauge], int]:
-        """Return the gauges of the named ledgers, then of the others.
-
-        Returns:
-            The gauges, and the number of further ledgers.
-        """
+        """Gauges of the named ledgers, then of others; and the number of further ledgers."""
         with self._lock:
             gauges = []
             for location in self.locations:
@@ -83,7 +79,7 @@ class Gauges:
 
 
 def _version(location: str) -> object:
-    """Return a value that changes whenever a ledger may have changed."""
+    """A value that changes when a ledger may have changed."""
     if "://" in location:
         return time.monotonic() // _FRESH
     statuses = []

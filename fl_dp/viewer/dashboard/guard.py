@@ -47,12 +47,8 @@ class Guard:
     ) -> None:
         """Take the protected pages and their protection.
 
-        Args:
-            pages: The application.
-            door: Token and sessions.
-            hosts: `Host` headers that name this dashboard, each with its port.
-            secure: Whether it speaks TLS.
-            cookie: Name of the session's cookie.
+        `hosts` are the `Host` headers that name this dashboard, each with its port; `secure` says
+        whether it speaks TLS, and `cookie` names the session's cookie.
         """
         self._pages, self._door, self._cookie = pages, door, cookie
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -81,7 +77,7 @@ class Guard:
         await (refused or self._pages)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return the refusal of a request; None if the page may be shown."""
+        """The refusal of a request; None if the page may be shown."""
         headers = request.headers
         return (
             self._foreign_host(headers)
@@ -99,7 +95,7 @@ class Guard:
         )
 
     def _foreign_page(self, request: Request) -> Response | None:
-        """Refuse requests of another site's page with our reader's cookies."""
+        """Refuse requests that another site's page sends with our reader's cookies."""
         headers = request.headers
         own = f"{self._scheme}://{headers['host']}".lower()
         origins = headers.getlist("origin")
@@ -140,7 +136,7 @@ class Guard:
 
 
 def session_of(request: Request, cookie: str) -> str | None:
-    """Return the session that a request names."""
+    """The session that a request names."""
     try:
         morsel = SimpleCookie(request.headers.get("cookie", "")).get(cookie)
     except CookieError:
@@ -149,12 +145,12 @@ def session_of(request: Request, cookie: str) -> str | None:
 
 
 def address_of(request: Request) -> str:
-    """Return the address that a request came from; headers are ignored."""
+    """The address a request came from; headers are ignored."""
     return "" if request.client is None else request.client.host
 
 
 def too_many(error: TooManyGuesses) -> Response:
-    """Return the answer to an address that has guessed too often."""
+    """The answer to an address with too many guesses."""
     return _plain(429, str(error), {"Retry-After": str(error.seconds)})
 
 

@@ -1,7 +1,7 @@
-"""Words, numbers and dates of the pages, one file for each language.
+"""Words, numbers and dates of the pages, one file per language.
 
-A word that a language lacks is English. To add a language, write `words/CODE.json` with the keys of
-`words/en.json`.
+A word that a language lacks is English. To add a language, write `words/CODE.json` with the keys
+of `words/en.json`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,13 @@ FALLBACK = "en"
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """One language.
-
-    Attributes:
-        code: Value of the `lang` attribute of HTML.
-        texts: Text by key; braces name values.
-    """
+    """One language: `code` for HTML's `lang`, and texts by key; braces name values."""
 
     code: str
     texts: Mapping[str, str]
 
     def __call__(self, key: str, **values: Any) -> str:
-        """Return a text with its values.
+        """A text with its values.
 
         Raises:
             KeyError: If no language has the key.
@@ -42,24 +37,24 @@ class Words:
         return self.texts[key].format(**values)
 
     def label(self, name: str) -> str:
-        """Return a key's, or a group's, name in words."""
+        """Name of a key or a group, in words."""
         plain = name.rpartition(".")[2].replace("_", " ").capitalize()
         return self.texts.get(f"label.{name}", plain)
 
     def question(self, experiment: str) -> str:
-        """Return the question that an experiment answers; without one, its name."""
+        """The question of an experiment; without one, its name."""
         return self.texts.get(f"question.{experiment}", experiment)
 
     def value(self, written: str) -> str:
-        """Return a setting's value in words where YAML has a sign for it."""
+        """A setting's value, in words if YAML has a sign for it."""
         return self.texts.get(f"value.{written}", written)
 
     def option(self, group: str, name: str) -> str:
-        """Return the sentence on a group's option; without one, its value in words."""
+        """A sentence on a group's option; without one, its value in words."""
         return self.texts.get(f"option.{group}.{name}", self.value(name))
 
     def number(self, value: float | None, digits: int = 4) -> str:
-        """Return a number with `digits` significant digits; a dash where there is none."""
+        """A number with `digits` significant digits; a dash for none."""
         if value is None or math.isnan(value):
             return "–"
         if math.isinf(value):
@@ -71,26 +66,26 @@ class Words:
         return self._separated(f"{value:.{digits}g}")
 
     def bound(self, value: float | None, digits: int = 4) -> str:
-        """Return an upper bound such as epsilon, rounded up: less would be another promise."""
+        """An upper bound such as epsilon, rounded up: less would be another promise."""
         if value is None or not math.isfinite(value) or value <= 0.0:
             return self.number(value, digits)
         scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
         return self.number(math.ceil(value * scale * (1.0 - 1e-12)) / scale, digits)
 
     def percent(self, value: float | None) -> str:
-        """Return a share with one decimal."""
+        """A share with one decimal."""
         if value is None or not math.isfinite(value):
             return "–"
         return self("format.percent", number=self._separated(f"{100 * value:.1f}"))
 
     def score(self, score: Score) -> str:
-        """Return a model's score, with its name if it is no accuracy."""
+        """A model's score, named if it is no accuracy."""
         if score.name == "accuracy":
             return self.percent(score.value)
         return f"{self('run.' + score.name)} {self.number(score.value, 3)}"
 
     def moment(self, timestamp: float | None) -> str:
-        """Return a date and a time of this machine's zone."""
+        """A date and time in this machine's zone."""
         try:
             when = datetime.fromtimestamp(math.nan if timestamp is None else timestamp)
         except (ValueError, OverflowError, OSError):
@@ -105,7 +100,7 @@ class Words:
         )
 
     def duration(self, seconds: float | None) -> str:
-        """Return a time span in its largest fitting unit."""
+        """A time span in its largest fitting unit."""
         if seconds is None or not math.isfinite(seconds):
             return "–"
         if seconds < 100:
@@ -122,14 +117,14 @@ class Words:
 
 @cache
 def languages() -> dict[str, Words]:
-    """Return each language by its code, English first."""
+    """Each language by its code, English first."""
     texts = {file.stem: _read(file) for file in sorted(_FOLDER.glob("*.json"))}
     codes = [FALLBACK, *(code for code in texts if code != FALLBACK)]
     return {code: Words(code=code, texts={**texts[FALLBACK], **texts[code]}) for code in codes}
 
 
 def language_for(chosen: str | None, accepted: str) -> Words:
-    """Return the language of a reader: the chosen code, else by the browser's `Accept-Language`."""
+    """A reader's language: the chosen code, else from the browser's `Accept-Language`."""
     by_code = languages()
     if chosen in by_code:
         return by_code[chosen]

@@ -27,7 +27,7 @@ class LedgerGauge:
         kind: `training` for a server's ledger, `node` for a node's; empty if it can't be read.
         account: Number of the account within a node's ledger, from 1; no site is named.
         unit: `client` or `record`.
-        spent: Spent epsilon; None if no bound is known.
+        spent: Epsilon; None if no bound is known.
         budget: Epsilon of the budget.
         delta: Delta of both.
         rounds: Number of rounds or charges so far.
@@ -48,14 +48,14 @@ class LedgerGauge:
 
     @property
     def left(self) -> float | None:
-        """The remaining epsilon; epsilon adds up at most."""
+        """Remaining epsilon; epsilon adds up at most."""
         if self.spent is None or self.budget is None:
             return None
         return max(self.budget - self.spent, 0.0)
 
 
 def gauges_of(location: str) -> list[LedgerGauge]:
-    """Return the gauges of one ledger, or its problem."""
+    """One ledger's gauges, or its problem."""
     try:
         if NodeLedger.is_one(location):
             with NodeLedger.read(location) as node:
@@ -104,7 +104,7 @@ def _of_node(ledger: NodeLedger) -> list[LedgerGauge]:
 
 
 def _name(location: str) -> str:
-    """Return a location without what may be a password."""
+    """A location without what may be a password."""
     scheme, separator, _ = location.partition("://")
     return f"{scheme}://…" if separator else location
 
@@ -117,11 +117,9 @@ _MOST_HANGING = 2  # processes that end at a limit
 
 
 def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, list[LedgerGauge]]:
-    """Return the gauges of ledgers by their files, computed in a limited process.
+    """Gauges of ledgers by file, computed in a limited process.
 
-    Args:
-        files: Files of the ledgers.
-        seconds: Processor time for one ledger; a slower one has no gauge.
+    `seconds` of processor time are for each ledger; a slower one has a problem instead of numbers.
     """
     gauges: dict[str, list[LedgerGauge]] = {}
     ended = 0
@@ -149,7 +147,7 @@ def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, li
 
 
 def _answer(question: dict[str, object]) -> tuple[bytes, bool]:
-    """Return the output of a process of our own, and whether time ended it."""
+    """Output of our own process, and whether time ended it."""
     try:
         answer = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
@@ -165,7 +163,7 @@ def _answer(question: dict[str, object]) -> tuple[bytes, bool]:
 
 
 def _main() -> None:
-    """Print a line for each ledger that the question at the input names."""
+    """Print a line for each ledger in the question on stdin."""
     question = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

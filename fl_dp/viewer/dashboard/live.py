@@ -1,4 +1,4 @@
-"""Live run: server-sent events with new rounds, new lines of the log, and the run's state."""
+"""Live run: server-sent events with new rounds, log lines and the run's state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class LiveRuns:
     """Streams of events.
 
     Attributes:
-        runs: Folder of runs.
         is_mine: Returns whether this dashboard started a run that still runs.
         tick: Seconds between two looks at a run's files.
         streams: Number of open streams, at most `MOST_STREAMS`.
@@ -39,7 +38,7 @@ class LiveRuns:
     streams: int = field(default=0, init=False)
 
     async def events(self, name: str, last_event_id: str) -> AsyncIterator[str]:
-        """Yield the events of a run until it has ended.
+        """Yield a run's events until it has ended.
 
         `last_event_id` is that of the last event that the browser has; empty for none.
         """
@@ -91,7 +90,7 @@ class LiveRuns:
 
 
 def state_of(card: RunCard) -> dict[str, Any]:
-    """Return the values that a page shows of a run while it goes on."""
+    """Values that a page shows of a run that goes on."""
     return {
         "state": str(card.state),
         "round": card.round,
@@ -105,7 +104,7 @@ def state_of(card: RunCard) -> dict[str, Any]:
 
 
 def mark_of(last_event_id: str) -> ReadPosition:
-    """Return the position that an event's id names; the start if it names none."""
+    """The position in an event's id; without one, the start."""
     file, _, offset = last_event_id.partition(".")
     if all(part.isascii() and part.isdigit() and len(part) < 21 for part in (file, offset)):
         return ReadPosition(file=int(file), offset=int(offset))

@@ -1,4 +1,4 @@
-"""Server of the dashboard: its address, its names, and its warnings."""
+"""Server of the dashboard: its address, names and warnings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Address:
 
     Attributes:
         host: An address of this machine.
-        port: TCP port.
         names: Names or addresses for browsers besides `host`.
         certificate: PEM file of TLS; None: plain HTTP.
         key: PEM file of its private key.
@@ -94,13 +93,13 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address for a browser; it holds no token."""
+        """The address for a browser, without the token."""
         scheme = "https" if self.secure else "http"
         name = self.names[0] if self.names else _in_url(self.host)
         return f"{scheme}://{name}:{self.port}/"
 
     def warnings(self) -> list[str]:
-        """Return warnings before others can reach it, one line each."""
+        """Warnings before others can reach it, one line each."""
         if self.is_loopback:
             return []
         warnings = [
@@ -116,7 +115,7 @@ class Address:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """Return a listening socket.
+    """A listening socket.
 
     Raises:
         OSError: If the port is taken or the address is not this machine's.

@@ -1,4 +1,4 @@
-"""Contents of pages on runs: the list, planned values, differences, and advice."""
+"""Contents of pages on runs: list, planned values, differences, advice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunFilter:
     """Search and filter of the list; empty text is no filter.
 
     Attributes:
-        words: Words that must all be in a run's name, variant or settings.
+        words: All must be in a run's name, variant or settings.
         state: One of `RunState`.
         task: A value of `task.name`.
         sweep: Name of a sweep.
@@ -51,7 +51,7 @@ class RunFilter:
     sort: str = "changed"
 
     def of(self, cards: Sequence[RunCard]) -> list[RunCard]:
-        """Return the runs that pass the filter, in order."""
+        """The runs that pass the filter, in order."""
         words = self.words.lower()[:200].split()
         matches = [card for card in cards if self._passes(card) and _has(card, words)]
         return sorted(matches, key=_SORTED.get(self.sort, _SORTED["changed"]))
@@ -66,7 +66,7 @@ class RunFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that were started together: their folder's name, numbers, and last time of writing."""
+    """Runs started together: folder name, numbers, and last time of writing."""
 
     name: str
     runs: int
@@ -75,7 +75,7 @@ class Sweep:
 
 
 def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
-    """Return the sweeps that runs belong to, in the order of the runs."""
+    """The runs' sweeps, in the order of the runs."""
     members: dict[str, list[RunCard]] = {}
     for card in cards:
         if card.sweep is not None:
@@ -93,11 +93,11 @@ def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtectedUnit:
-    """The unit and the delta of an epsilon.
+    """An epsilon's unit and delta.
 
     Attributes:
         unit: `client` or `record`, or another's own words; None if unknown.
-        delta: Delta; None if unknown.
+        delta: None if unknown.
     """
 
     unit: str | None
@@ -110,7 +110,7 @@ class ProtectedUnit:
 
 
 def protected_unit(card: RunCard) -> ProtectedUnit:
-    """Return the unit of a run's epsilon by its statement; before that by its settings."""
+    """Unit of a run's epsilon by its statement; before that by its settings."""
     if not card.promises:
         return ProtectedUnit(unit=None, delta=None)
     if card.unit is not None:
@@ -126,7 +126,7 @@ def protected_unit(card: RunCard) -> ProtectedUnit:
 
 
 def _planned_delta(settings: Mapping[str, str]) -> float | None:
-    """Return the planned delta of a training of clients; None if it can't be read."""
+    """Planned delta of a training of clients; None if unreadable."""
     clients = settings.get("task.num_clients", "")[:15]
     try:
         written = settings.get("privacy.delta", "null")
@@ -138,7 +138,7 @@ def _planned_delta(settings: Mapping[str, str]) -> float | None:
 
 
 def seconds_left(card: RunCard) -> float | None:
-    """Return the estimated remaining time of a running run, from its rounds so far."""
+    """Estimated seconds left of a running run, from its rounds so far; else None."""
     if card.state is not RunState.RUNNING or not card.round or card.rounds is None:
         return None
     if card.started is None or card.changed is None:
@@ -148,10 +148,10 @@ def seconds_left(card: RunCard) -> float | None:
 
 
 def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
-    """Return at most `MOST_POINTS` rounds as rows.
+    """At most `MOST_POINTS` rounds as rows.
 
-    A row has round, score, loss, epsilon, next clipping norm and noise multiplier. `multipliers`
-    has that of each charged round, from the statement.
+    A row has round, score, loss, epsilon, next clipping norm and noise multiplier; `multipliers`,
+    from the statement, has one per charged round.
     """
     rows = []
     for point in thinned(rounds, MOST_POINTS):
@@ -172,7 +172,7 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
 
 
 def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
-    """Return rows of planned and actual values: a word's key and two numbers."""
+    """Rows of planned and actual values: a word's key and two numbers."""
     card, statement, settings = run.card, run.statement or {}, run.settings
     budget = statement.get("budget")
     delta = budget.get("delta") if isinstance(budget, dict) else None
@@ -197,11 +197,9 @@ def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | Non
 
 
 def advice_for(run: FoundRun, age: float | None) -> str | None:
-    """Return the key of the advice for a run in trouble; None if there is none.
+    """Key of the advice for a run in trouble, if any.
 
-    Args:
-        run: The run.
-        age: Seconds since anything of it was written.
+    `age` is the seconds since anything of it was written.
     """
     alone = "_alone" if in_one_process(run.card.settings) else ""
     if run.failed and run.card.state is not RunState.FINISHED:
@@ -220,7 +218,7 @@ def advice_for(run: FoundRun, age: float | None) -> str | None:
 
 
 def in_one_process(settings: Mapping[str, str]) -> bool:
-    """Return whether a run's nodes answer in one process, which Flower's commands do not see."""
+    """Whether a run's nodes answer in one process, unseen by Flower's commands."""
     return settings.get("simulation.engine") == "in_process"
 
 
@@ -231,11 +229,10 @@ class SeedRow:
     Attributes:
         name: Settings in which it differs from other rows.
         runs: Numbers of its runs in the comparison, from 1.
-        unfinished: Number of its unfinished runs.
         metric: Name of the models' score.
         score: Mean and deviation of the score over the runs.
-        loss: Mean and deviation of the loss.
-        epsilon: The largest of the runs; None where nothing is promised.
+        loss: The same of the loss.
+        epsilon: The runs' largest; None if nothing is promised.
     """
 
     name: str
@@ -248,7 +245,7 @@ class SeedRow:
 
 
 def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
-    """Return one row for the runs that differ in their seed alone, in the order of the runs."""
+    """One row per group of runs that differ in their seed alone, in the order of the runs."""
     numbers = {id(run): number for number, run in enumerate(runs, 1)}
     return [_seed_row(group, [numbers[id(run)] for run in group.runs]) for group in groups_of(runs)]
 
@@ -269,7 +266,7 @@ def _seed_row(group: Group, numbers: Sequence[int]) -> SeedRow:
 
 
 def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return mean and sample deviation of the numbers among values; None where there is none."""
+    """Mean and sample deviation of the numbers among values; None for none."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return None, None
@@ -278,7 +275,7 @@ def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]
 
 
 def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which runs differ, with the value of each run."""
+    """The settings in which runs differ, with each run's value."""
     rows = []
     for key in dict.fromkeys(chain.from_iterable(run.settings for run in runs)):
         values = [_shown(run.settings.get(key, "–")) for run in runs]
@@ -288,7 +285,7 @@ def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
 
 
 def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the sentences of a statement by their names."""
+    """A statement's sentences by name."""
     return [
         (name.replace("_", " "), value)
         for name, value in statement.items()

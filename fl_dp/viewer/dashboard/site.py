@@ -95,7 +95,7 @@ _ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, RunState.BROKEN)
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; the guard has bounded its length."""
+    """The fields of a form; the guard has bounded its length."""
     text = (await request.body()).decode("utf-8", "replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
@@ -112,8 +112,6 @@ class Dashboard:
     """Contents of a dashboard and its access.
 
     Attributes:
-        runs: The folder of runs.
-        door: Token and sessions.
         hosts: `Host` headers that name it, each with its port.
         port: Port in its cookie's name: two dashboards on one machine share their cookies.
         secure: Whether it speaks TLS.
@@ -149,7 +147,7 @@ class Dashboard:
         self._templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def site(self) -> ASGIApp:
-        """Return the application."""
+        """The application."""
         return Guard(
             self._routes(),
             door=self.door,
@@ -377,7 +375,7 @@ class Dashboard:
         return self._form_page(request, {})
 
     def _defaults(self, request: Request) -> Response:
-        """Return the meaning of empty fields, beside the chosen options."""
+        """What empty fields mean, beside the chosen options."""
         return JSONResponse(self._empty_fields(request, request.query_params))
 
     def _price(self, request: Request, form: Form) -> Response:
@@ -463,7 +461,7 @@ class Dashboard:
         )
 
     def _empty_fields(self, request: Request, form: Mapping[str, str]) -> dict[str, str]:
-        """Return the text of each field of a form while it is empty."""
+        """The text of each form field while empty."""
         words, kind, own = _words(request), _kind(request), bool(self.data)
         fields = offered(kind, own_data=own)
         shown: dict[str, str] = {}
@@ -478,7 +476,7 @@ class Dashboard:
         return shown
 
     def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:
-        """Return the simulations that were started here and have no folder yet."""
+        """Simulations started here that have no folder yet."""
         if self.started is None:
             return []
         listed = {card.name for card in cards} | {card.sweep for card in cards}
@@ -528,7 +526,7 @@ class Dashboard:
         return answer
 
     def _language_links(self, request: Request) -> list[tuple[str, str, str]]:
-        """Return code, name and address of the page in each language."""
+        """Code, name and page address in each language."""
         # Relative to the page: an address of ours made of its path could lead elsewhere.
         path = ""
         if request.method != "GET":
@@ -542,7 +540,7 @@ class Dashboard:
 
 
 def _kind(request: Request) -> Kind:
-    """Return the form that an address names; that of a training if it names none."""
+    """The form in an address; without one, that of a training."""
     return kinds().get(request.query_params.get("kind", ""), TRAINING)
 
 

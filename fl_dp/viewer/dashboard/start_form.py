@@ -1,7 +1,7 @@
-"""Forms that start something: fields, help and checks come from the settings themselves.
+"""Forms that start something: fields, help and checks come from the settings.
 
-There is one form for each kind of work: a training, an experiment of many trainings, an attack, a
-statistic, and a training whose hyper-parameters are chosen first.
+Each kind of work has one: a training, an experiment of many trainings, an attack, a statistic, and
+a training whose hyper-parameters are chosen first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Kind:
         name: Name in addresses and in the keys of its words.
         groups: Groups of which it offers each option.
         keys: Groups whose keys it offers, and single keys.
-        first: Keys that are shown at once; the others are folded away by group.
+        first: Keys shown at once; the others are folded away by group.
         marked: Key that marks its experiments in their files; empty: those without such a mark.
         command: Command after `fl-dp`.
     """
@@ -101,7 +101,7 @@ class Kind:
 
     @property
     def needs_experiment(self) -> bool:
-        """Whether an experiment has to be chosen."""
+        """Whether an experiment must be chosen."""
         return bool(self.marked)
 
 
@@ -146,7 +146,7 @@ QUERY = "statistic.query"
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Return the forms by name; a form is left out without the wing that has its keys."""
+    """The forms by name; without the wing that has its keys, a form is left out."""
     groups = {key.group for key in all_keys().values()}
     needed = {RECOVERY.name: "recovery", TUNING.name: "tune"}
     return {kind.name: kind for kind in _KINDS if needed.get(kind.name, "") in groups}
@@ -154,7 +154,7 @@ def kinds() -> dict[str, Kind]:
 
 @cache
 def experiments(kind: Kind) -> tuple[str, ...]:
-    """Return the names of the experiments that a form offers."""
+    """Names of a form's experiments."""
     if kind.marked is None:
         return ()
     marks = {other.marked for other in _KINDS} - {None, ""}
@@ -176,7 +176,7 @@ _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})
 
 
 def without_null(text: str) -> str:
-    """Return a text of the settings in the form's words: YAML's null is a field that is not set."""
+    """A settings text in the form's words: YAML's null is a field that is not set."""
     return _NULL.sub('"not set"', text)
 
 
@@ -195,11 +195,7 @@ class WrongField(Exception):
 
 
 class WrongForm(Exception):
-    """A form can't be used.
-
-    Attributes:
-        fields: The wrong fields, with the first error of each.
-    """
+    """A form can't be used; `fields` are the wrong ones, with the first error of each."""
 
     def __init__(self, fields: Sequence[WrongField]) -> None:
         """Take the wrong fields."""
@@ -212,10 +208,9 @@ class Request:
     """Requested work, checked.
 
     Attributes:
-        kind: Its form.
-        overrides: Overrides as for the command line.
-        run_name: Name of its folder; empty: chosen by `StartedRuns`.
-        settings: Settings with the overrides; for an experiment of many trainings, their base.
+        overrides: As for the command line.
+        run_name: Its folder's name; empty: chosen by `StartedRuns`.
+        settings: With the overrides; for an experiment of many trainings, their base.
         title: Subject, for the name of its folder.
         trainings: Settings of each training of an experiment of many.
     """
@@ -229,7 +224,7 @@ class Request:
 
     @property
     def promises(self) -> bool:
-        """Whether it is private at all."""
+        """Whether it is private."""
         trainings = self.trainings or [self.settings]
         return any(training.protects_clients or training.protects_records for training in trainings)
 
@@ -244,7 +239,7 @@ class Request:
 
     @property
     def price(self) -> tuple[str, ...]:
-        """The command for its price, after `fl-dp`; empty where that is no single number."""
+        """The command for its price, after `fl-dp`; empty if that is no single number."""
         if self.kind is STATISTIC:
             return (*self.command, "--price", "--json")
         if self.kind in (SWEEP, RECOVERY) or not self.promises:
@@ -254,7 +249,7 @@ class Request:
 
 @cache
 def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
-    """Return the keys that a form has a field for; without `own_data` theirs are left out."""
+    """Keys that a form has fields for; without `own_data` theirs are left out."""
     keys = {}
     for name, key in all_keys().items():
         if name in _NOT_OFFERED or key.kind == "curves by name":
@@ -268,7 +263,7 @@ def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
 
 @cache
 def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
-    """Return the keys that are folded away, by group."""
+    """Keys that are folded away, by group."""
     keys: dict[str, tuple[Key, ...]] = {}
     for name, key in offered(kind, own_data=own_data).items():
         if name not in kind.first:
@@ -278,7 +273,7 @@ def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[
 
 @cache
 def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return the options that each group's field offers."""
+    """Options that each group's field offers."""
     excluded = {_OF_OPERATOR}
     if not own_data:
         excluded |= {*OWN_DATA}
@@ -291,12 +286,10 @@ def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple
 def read_form(
     form: Mapping[str, str], data: Mapping[str, Path] | None = None, kind: Kind = TRAINING
 ) -> Request:
-    """Return the work that a filled form asks for; an empty field leaves its default.
+    """The work that a filled form asks for; empty fields keep their defaults.
 
-    Args:
-        form: Values by field: a group, a key, `run_name`, `EXPERIMENT` or `DATA`.
-        data: Folders of own data by the names that the form may choose.
-        kind: The form.
+    `form` has values by field: a group, a key, `run_name`, `EXPERIMENT` or `DATA`. `data` has
+    folders of own data by the names that the form may choose.
 
     Raises:
         WrongForm: With every field that is wrong.
@@ -335,7 +328,7 @@ def read_form(
 def _overrides_of(
     form: Mapping[str, str], data: Mapping[str, Path], kind: Kind
 ) -> tuple[dict[str, str], list[WrongField]]:
-    """Return the override of each field that was filled, and the fields that can't be read."""
+    """The override of each filled field, and the fields that can't be read."""
     overrides: dict[str, str] = {}
     wrong: list[WrongField] = []
     choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=bool(data))}
@@ -365,7 +358,7 @@ def _overrides_of(
 
 
 def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Settings, ...]]:
-    """Return the settings of overrides, and those of each training of an experiment of many.
+    """Settings of overrides, and those of each training of an experiment of many.
 
     Raises:
         ConfigError: If they contradict each other.
@@ -381,7 +374,7 @@ def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Set
 def shown_defaults(
     form: Mapping[str, str], kind: Kind, *, own_data: bool = False
 ) -> dict[str, str]:
-    """Return the value of each group and key of a form where its field stays empty.
+    """Value of each group and key of a form whose field stays empty.
 
     The chosen options among the form's values decide.
     """
@@ -408,7 +401,7 @@ def shown_defaults(
 
 
 def _settings_with(chosen: Mapping[str, str]) -> Settings:
-    """Return the settings with chosen options; the usual ones where they can't go together."""
+    """Settings with chosen options; the usual ones if they can't go together."""
     try:
         return compose_settings([f"{field}={name}" for field, name in chosen.items()])
     except ConfigError:
@@ -421,7 +414,7 @@ def _option_in(settings: Settings, group: str) -> str:
 
 
 def _with_candidates(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in which keys of several values have become candidates, as `fl-dp tune`."""
+    """Overrides whose keys of several values became candidates, as in `fl-dp tune`."""
     swept = [text for text in overrides if _SEVERAL.fullmatch(text)]
     if not swept:
         return list(overrides)
@@ -437,7 +430,7 @@ def field_of(
     *,
     own_data: bool = False,
 ) -> str:
-    """Return the field of an error: the first that it names and that was filled, else the first.
+    """An error's field: the first that it names and that was filled, else the first.
 
     An error names keys in full or by their last word; without one, there is no field.
     """
@@ -453,7 +446,7 @@ def field_of(
 
 
 def override_of(key: Key, text: str, *, several: bool = False) -> str:
-    """Return an override that Hydra reads as this value and as nothing else.
+    """An override that Hydra reads as this value and as nothing else.
 
     `several` allows several values with commas between them.
 
@@ -475,7 +468,7 @@ def override_of(key: Key, text: str, *, several: bool = False) -> str:
 
 
 def _unset() -> set[str]:
-    """Return the texts for "no value", in each language."""
+    """The texts for "no value", in each language."""
     return {"null", *(words.value("null") for words in languages().values())}
 
 

@@ -1,4 +1,4 @@
-"""Work that the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
+"""Work that the dashboard starts: priced first, one at a time, stopped as by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,21 +37,20 @@ class NotPriced(Exception):
 
 
 class NotStarted(Exception):
-    """A simulation can't be started; the text is the key of a word."""
+    """A simulation can't be started; the text is a word's key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedRequest:
-    """The price of a request, as `fl-dp plan` or `fl-dp stats --price` computes it.
+    """A request's price, as `fl-dp plan` or `fl-dp stats --price` computes it.
 
     Attributes:
         key: Key of the price, for `start`.
-        request: The request.
-        epsilon: Quoted epsilon; None where nothing is promised.
+        epsilon: As quoted; None if nothing is promised.
         delta: Delta of that epsilon.
-        records: Epsilon and delta of a client's records, where they are protected, too.
+        records: Epsilon and delta of a client's records, if they are protected, too.
         promise: Sentences of the promise by name.
-        warnings: Warnings of the command line.
+        warnings: The command line's.
         budgets: Epsilon of each private training of an experiment of many, smallest first; None
             where epsilon follows from a given noise.
     """
@@ -72,9 +71,7 @@ class StartedRun:
 
     Attributes:
         name: Name of its folder.
-        request: The request.
         process: Process of `fl-dp run` or another command.
-        output: Its output.
         begun: When it was started, seconds since 1970.
         stopping: Whether a reader asked it to stop.
     """
@@ -93,11 +90,11 @@ class StartedRun:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in an error, without a request to stop."""
+        """Whether it ended in an error, not stopped by request."""
         return self.process.poll() not in (None, 0) and not self.stopping
 
     def said(self) -> str:
-        """Return the end of its output."""
+        """The end of its output."""
         descriptor = self.output.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _MOST_OUTPUT, max(size - _MOST_OUTPUT, 0))
@@ -106,12 +103,7 @@ class StartedRun:
 
 @dataclass(kw_only=True)
 class StartedRuns:
-    """Prices, starts and stops simulations.
-
-    Attributes:
-        root: Folder of runs.
-        command: The command line of fl-dp.
-    """
+    """Prices, starts and stops simulations in `root`, the folder of runs."""
 
     root: Path
     command: Sequence[str] = _COMMAND
@@ -121,10 +113,10 @@ class StartedRuns:
     _pricing: threading.Lock = field(default_factory=threading.Lock)
 
     def price(self, request: Request) -> PricedRequest:
-        """Return the price of a simulation; nothing is trained.
+        """A simulation's price; nothing is trained.
 
         Raises:
-            NotPriced: If it would be refused.
+            NotPriced: If it would be refused, or its price takes too long.
         """
         price = PricedRequest(
             key=secrets.token_urlsafe(16), request=request, budgets=_budgets(request.trainings)
@@ -149,7 +141,7 @@ class StartedRuns:
         return price
 
     def start(self, key: str) -> StartedRun:
-        """Start a simulation at the price with that key, which was shown.
+        """Start a simulation at the price, shown before, with that key.
 
         Raises:
             NotStarted: If there is no such price, another one runs, or its folder is taken.
@@ -183,7 +175,7 @@ class StartedRuns:
             return started
 
     def command_of(self, request: Request) -> list[str]:
-        """Return the command of a simulation in the folder of runs, after `fl-dp`.
+        """A simulation's command in the folder of runs, after `fl-dp`.
 
         Without a run name, the command names the run by date and task.
         """
@@ -208,15 +200,15 @@ class StartedRuns:
         return True
 
     def get(self, name: str) -> StartedRun | None:
-        """Return a simulation that this dashboard started."""
+        """A simulation that this dashboard started, if any."""
         return self._started.get(name)
 
     def all(self) -> list[StartedRun]:
-        """Return all simulations that this dashboard started, the last first."""
+        """Simulations that this dashboard started, the last first."""
         return list(reversed(self._started.values()))
 
     def is_running(self, name: str) -> bool:
-        """Return whether a run was started here and still runs."""
+        """Whether a run was started here and still runs."""
         started = self._started.get(name)
         return started is not None and started.runs
 
@@ -248,7 +240,7 @@ class StartedRuns:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a started process, without the token."""
+    """A started process's environment, without the token."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 
@@ -270,5 +262,5 @@ def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
 
 
 def _with_prefix(lines: Sequence[str], prefix: str) -> list[str]:
-    """Return the lines with a prefix, without it."""
+    """Lines with a prefix, without it."""
     return [line.removeprefix(prefix).strip() for line in lines if line.startswith(prefix)]

@@ -7,8 +7,8 @@
     0.93
 
 A folder may come from a stranger, be half written, or belong to something else. So no link is
-followed below it, nothing is read without a bound, what can't be read is reported and left out, and
-no number is infinite or NaN. This room knows no framework and loads in milliseconds.
+followed below it, nothing is read without a bound, what can't be read is reported and left out,
+and no number is infinite or NaN. This room knows no framework and loads in milliseconds.
 """
 
 from .attack_folders import FoundAttack

@@ -27,7 +27,7 @@ class FoundAttack:
         name: Name of its folder.
         rows: Rows of its table by column, as text on one line.
         image: Its picture; None if it can't be shown.
-        problems: What could not be read, for a person.
+        problems: What could not be read, in words.
     """
 
     name: str
@@ -37,12 +37,12 @@ class FoundAttack:
 
 
 def is_attack(path: Path) -> bool:
-    """Return whether a folder is one of an attack on membership."""
+    """Whether a folder is of an attack on membership."""
     return os.path.lexists(path / TABLE)
 
 
 def attacks_in(root: Path) -> list[FoundAttack]:
-    """Return the attacks whose folders lie in a folder, at most 50; links are left out."""
+    """Attacks whose folders lie in `root`, at most 50; links are left out."""
     names = []
     with os.scandir(root) as entries:
         for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
@@ -53,7 +53,7 @@ def attacks_in(root: Path) -> list[FoundAttack]:
 
 
 def read_attack(path: Path) -> FoundAttack:
-    """Return the attack in a folder, as far as it can be read; the folder may be a link itself."""
+    """The attack in a folder, as far as it can be read; the folder may be a link itself."""
     path = path.resolve()
     return _read(path.parent, path.name)
 

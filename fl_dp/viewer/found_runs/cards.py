@@ -1,4 +1,4 @@
-"""Card of a run in a list: its state, and its settings that fit on one line."""
+"""Card of a run in a list: its state and one-line settings."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ class RunCard:
     Attributes:
         name: Path of its folder below the folder of runs, with slashes.
         kind: `training`, `statistic`, `recovery` (images from updates) or `unknown`.
-        state: Its state.
-        settings: Its settings that fit on one line, as text by key, for example `task.name`.
+        settings: Its one-line settings, as text by key, for example `task.name`.
         started: When its settings were written, seconds since 1970.
-        changed: When anything of it was written last, seconds since 1970.
+        changed: When anything of it was last written, seconds since 1970.
         round: Last released round; 0 is the model before training.
         rounds: Planned number of rounds.
-        score: Score of the last model, on public rows.
-        test_loss: Loss of the last model, on public rows.
-        epsilon: Quoted epsilon of the statement; before it is written, what was spent so far. None
+        score: The last model's score, on public rows.
+        test_loss: Its loss, on public rows.
+        epsilon: The statement's quoted epsilon; before there is one, what was spent so far. None
             if infinite.
         delta: Delta of that epsilon.
         budget: Epsilon of the budget.
         unit: Unit that epsilon protects, in the statement's words.
-        promises: False where nothing is promised: by the statement, by an epsilon that is too large
+        promises: False if nothing is promised: by the statement, by an epsilon that is too large
             (`is_promise`), or because the noise can be predicted.
         sweep: Name of its sweep's folder.
         variant: Its difference from the sweep's other runs, but for the seed.
         place: Its value on the sweep's axis.
-        problems: What could not be read, for a person.
+        problems: What could not be read, in words.
     """
 
     name: str
@@ -98,7 +97,7 @@ def state_of(
     alive: bool | None = None,
     failed: bool = False,
 ) -> RunState:
-    """Return the state of a run with readable settings; times are seconds since 1970.
+    """State of a run with readable settings; times are seconds since 1970.
 
     Args:
         done: Whether it has nothing left to do.
@@ -133,9 +132,9 @@ _LIST = "[...]"
 
 
 def scalars(text: bytes) -> dict[str, str]:
-    """Return the settings of a run's file by key, as text; a list is `[...]`.
+    """A run's settings by key, as text; a list is `[...]`.
 
-    Other lines are left out: this is for lists and filters, and `FoundRun.settings` has everything.
+    For lists and filters: other lines are left out. `FoundRun.settings` has everything.
     """
     settings: dict[str, str] = {}
     group = ""

@@ -1,4 +1,4 @@
-"""One run with the contents of all its files."""
+"""One run with the contents of its files."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ class FoundRun:
     """One run, as far as its files can be read; nothing in it is trusted.
 
     Attributes:
-        card: Its card in a list.
         settings: All of `config.yaml` by keys such as `task.name`; empty if it can't be read.
         rounds: Rounds of `metrics.jsonl`.
         statement: `privacy.json`; None if it can't be read.
-        documents: Other JSON files of the run by their names, for example `audit.json`.
-        parameters: Number of the model's parameters, from the head of its file; None if unknown.
+        documents: Other JSON files of the run by name, for example `audit.json`.
+        parameters: Number of the model's parameters, from its file's head; None if unknown.
         log: The last lines of the operator's log, which is not released.
-        problems: What could not be read, for a person.
+        problems: What could not be read, in words.
     """
 
     card: RunCard
@@ -63,23 +62,23 @@ class FoundRun:
 
     @property
     def noise_multipliers(self) -> list[float | None]:
-        """The noise multiplier of each charged round, as the statement lists them."""
+        """Noise multiplier of each charged round, as the statement lists them."""
         values = (self.statement or {}).get("noise_multipliers")
         return [number(value) for value in values] if isinstance(values, list) else []
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the last evaluated model; None where the label is a number."""
+        """The last evaluated model's accuracy; None if the label is a number."""
         return None if self.evaluated is None else self.evaluated.test_accuracy
 
     @property
     def evaluated(self) -> Round | None:
-        """The last round whose model was measured on public rows; None if there is none."""
+        """The last round whose model was measured on public rows, if any."""
         return last_evaluated(self.rounds)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last evaluated model, besides accuracy and loss, by name."""
+        """The last evaluated model's metrics, besides accuracy and loss."""
         return {} if self.evaluated is None else self.evaluated.metrics
 
     @property
@@ -98,7 +97,7 @@ class FoundRun:
 
 
 def found_run(root: Path, card: RunCard) -> FoundRun:
-    """Return a listed run of the folder `root`, with its files."""
+    """A listed run of the folder `root`, with its files."""
     name, problems = card.name, list(card.problems)
     settings: dict[str, Any] = {}
     rounds: tuple[Round, ...] = ()
@@ -130,7 +129,7 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
 
 
 def _parameters(root: Path, name: str) -> int | None:
-    """Return the number of parameters in a safetensors file, by its head."""
+    """Number of parameters in a safetensors file, by its head."""
     try:
         with opened(root, f"{name}/model.safetensors") as stream:
             length = int.from_bytes(stream.read(8), "little")

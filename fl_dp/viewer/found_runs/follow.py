@@ -1,4 +1,4 @@
-"""New rounds, and new lines of the log, since the last look at a run that is going on."""
+"""New rounds and new log lines since the last look at a run that goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Position in a file up to which it was read.
+    """How far a file was read.
 
     Attributes:
         file: The inode; a resumed run writes a new file. Negative before anything was read.
@@ -30,7 +30,6 @@ class Appended:
     """Complete lines since a mark.
 
     Attributes:
-        text: The lines.
         start: Offset of the first byte that was read.
         mark: Position for the next call.
         replaces: Whether they replace what was shown before.
@@ -45,14 +44,11 @@ class Appended:
 def lines_since(
     root: Path, path: str, mark: ReadPosition, *, most: int, last_only: bool = False
 ) -> Appended:
-    """Return complete lines of a file since a mark, at most `most` bytes of them.
+    """Complete lines of a file since a mark, at most `most` bytes.
 
-    Args:
-        root: The folder that the user named.
-        path: Path of the file below it.
-        mark: Mark of the last call; `ReadPosition()` at first.
-        most: Bytes to read.
-        last_only: Whether to skip all but the last `most` bytes; otherwise the next call goes on.
+    `root` is the folder that the user named, `path` the file below it. `mark` is the last call's;
+    `ReadPosition()` at first. `last_only` skips all but the last `most` bytes; else the next call
+    goes on.
 
     Raises:
         Unreadable: As `opened`.
@@ -83,7 +79,7 @@ def lines_since(
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """Rounds since a mark; for the other fields see `Appended`."""
+    """Rounds since a mark; other fields as in `Appended`."""
 
     rounds: tuple[Round, ...]
     mark: ReadPosition
@@ -91,7 +87,7 @@ class Followed:
 
 
 def follow(root: Path, name: str, mark: ReadPosition) -> Followed:
-    """Return the rounds of a run since a mark, at most 1 MiB of them; the next call goes on.
+    """A run's rounds since a mark, at most 1 MiB of them; the next call goes on.
 
     Nothing to read costs one `stat`. The mark and errors are those of `lines_since`.
     """
@@ -106,7 +102,7 @@ MOST_LINES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class FollowedLog:
-    """The last 60 lines since a mark; for the other fields see `Appended`."""
+    """The last 60 lines since a mark; other fields as in `Appended`."""
 
     lines: tuple[str, ...]
     mark: ReadPosition
@@ -114,7 +110,7 @@ class FollowedLog:
 
 
 def follow_log(root: Path, name: str, mark: ReadPosition) -> FollowedLog:
-    """Return the log's lines since a mark, of at most 16 KiB at the end of the file.
+    """The log's lines since a mark, of at most 16 KiB at the end of the file.
 
     The mark and errors are those of `lines_since`.
     """

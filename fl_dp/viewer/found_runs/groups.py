@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, as one curve with a band; and their other differences."""
+"""Runs that differ in their seed alone, as one curve with a band; other differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_COMPARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRange:
-    """One round of a group: mean, lowest and highest value over the runs that have it."""
+    """One round of a group: mean, lowest and highest value over runs that have it."""
 
     round: int
     mean: float
@@ -39,13 +39,13 @@ class RoundRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ in their seed alone, named by their differences from other groups."""
+    """Runs that differ in their seed alone, named by differences from other groups."""
 
     name: str
     runs: tuple[FoundRun, ...]
 
     def series(self, value: Callable[[Round], float | None]) -> list[RoundRange]:
-        """Return a value of each round over the runs; rounds without one are left out."""
+        """A value of each round over the runs; rounds without it are left out."""
         by_round: dict[int, list[float]] = {}
         for run in self.runs:
             for point in run.rounds:
@@ -60,7 +60,7 @@ class Group:
 
 
 def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
-    """Return the runs by their settings, in the order in which they were named."""
+    """The runs by their settings, in the order they were named."""
     members: dict[str, list[FoundRun]] = {}
     for index, run in enumerate(runs):
         # A run with unreadable settings has a group of its own.
@@ -87,7 +87,7 @@ def _name(runs: Sequence[FoundRun], differing: Sequence[str]) -> str:
 
 
 def compared(run: FoundRun) -> Mapping[str, Any]:
-    """Return the settings that can change a result and may be shown."""
+    """Settings that can change a result and may be shown."""
     return {
         key: value
         for key, value in run.settings.items()
@@ -96,7 +96,7 @@ def compared(run: FoundRun) -> Mapping[str, Any]:
 
 
 def differences(runs: Sequence[FoundRun]) -> list[str]:
-    """Return the keys of settings in which runs differ, in the order of the settings."""
+    """Keys of settings in which runs differ, in the settings' order."""
     settings = [compared(run) for run in runs if run.settings]
     differing = []
     for key in dict.fromkeys(chain.from_iterable(settings)):
@@ -109,7 +109,7 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
 
 
 def shown_value(value: Any) -> str:
-    """Return a setting's value as text, at most 80 characters of it."""
+    """A setting's value as text, at most 80 characters."""
     match value:
         case None:
             text = "null"

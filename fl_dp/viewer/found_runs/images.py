@@ -29,12 +29,12 @@ class Image:
 
     @property
     def address(self) -> str:
-        """The image itself, as a data URL; only its bytes come from the folder."""
+        """The image as a data URL; only its bytes come from the folder."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
 
 def images_of(root: Path, name: str) -> list[str]:
-    """Return the names of the images of a run or a sweep."""
+    """Names of a run's or sweep's images."""
     images = []
     for image in IMAGES:
         try:
@@ -47,7 +47,7 @@ def images_of(root: Path, name: str) -> list[str]:
 
 
 def read_image(root: Path, name: str, image: str, *, allowed: tuple[str, ...] = IMAGES) -> Image:
-    """Return an image from a folder below `root`.
+    """An image from a folder below `root`.
 
     Raises:
         Unreadable: If its name is none of `allowed`, or it is a link, too large, or no PNG.

@@ -21,8 +21,7 @@ class FoundLedger:
 
     Attributes:
         name: Path below the folder, with slashes.
-        path: Path of the file.
-        changed: When it was written last, seconds since 1970.
+        changed: When it was last written, seconds since 1970.
     """
 
     name: str
@@ -31,7 +30,7 @@ class FoundLedger:
 
 
 def ledgers_in(root: Path) -> list[FoundLedger]:
-    """Return the ledgers below a folder, the last written first; the folder itself may be a link.
+    """The ledgers below a folder, the last written first; the folder itself may be a link.
 
     Folders below a run are not searched: a simulation keeps its nodes' ledgers there.
 

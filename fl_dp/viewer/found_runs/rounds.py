@@ -22,22 +22,23 @@ _MOST_METRICS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One released round; None is what a line lacks, or holds as no finite number.
+    """One released round; None is what a line lacks, or no finite number.
 
     Attributes:
         round: Its number; 0 is the model before training.
         expected_cohort: Expected number of clients.
         test_loss: Loss on public rows: mean cross-entropy in nats, or mean squared error.
-        test_accuracy: Accuracy on the same rows; None where the label is a number.
-        metrics: Other metrics on the same rows that are one number, by name.
+        test_accuracy: Accuracy on the same rows; None if the label is a number.
+        metrics: Other metrics on the same rows that are one number.
         confusion_matrix: Counts of each true class by predicted class, on the same rows.
         classes: Names of these classes, one per row of the matrix; () without it.
-        epsilon: Spent epsilon so far.
+        epsilon: Spent so far.
         bytes_down: Bytes of the arrays in a message to a client.
         bytes_up: Bytes of the arrays in its reply.
-        next_clipping_norm: Clipping norm of the next round, if it is adaptive.
-        clients: Clients' metrics that were released with the model, by name.
-        is_evaluated: Whether the model was measured on public rows, even if the loss is not finite.
+        next_clipping_norm: That of the next round, if adaptive.
+        clients: Clients' metrics that were released with the model.
+        is_evaluated: Whether the model was measured on public rows, even if the loss is not
+            finite.
     """
 
     round: int
@@ -56,18 +57,17 @@ class Round:
 
     @property
     def score(self) -> Score:
-        """Score of the model."""
+        """The model's score."""
         return Score.of(self.test_accuracy, self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRounds:
-    """Rounds of a file.
+    """Rounds of a file, in order.
 
     Attributes:
-        rounds: Rounds in order.
-        planned: Planned number of rounds by the last line; None if it has none.
-        problems: What was left out, for a person.
+        planned: Planned number by the last line; None if it has none.
+        problems: What was left out, in words.
     """
 
     rounds: tuple[Round, ...]
@@ -76,17 +76,17 @@ class ReadRounds:
 
     @property
     def evaluated(self) -> Round | None:
-        """The last round whose model was measured; None if there is none."""
+        """The last round whose model was measured, if any."""
         return last_evaluated(self.rounds)
 
 
 def last_evaluated(rounds: Sequence[Round]) -> Round | None:
-    """Return the last round whose model was measured; None if there is none."""
+    """The last round whose model was measured, if any."""
     return next((point for point in reversed(rounds) if point.is_evaluated), None)
 
 
 def read_rounds(root: Path, name: str) -> ReadRounds:
-    """Return the rounds of a run, a folder below `root`, from its last 32 MiB at most.
+    """Rounds of a run, a folder below `root`, from its last 32 MiB at most.
 
     Raises:
         FileNotFoundError: If the run has no metrics yet.
@@ -103,7 +103,7 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
 
 
 def last_round(root: Path, name: str) -> ReadRounds:
-    """Return the rounds from the last evaluated one on, from the end of the file.
+    """Rounds from the last evaluated one on, from the end of the file.
 
     Errors are those of `read_rounds`.
     """
@@ -117,7 +117,7 @@ def last_round(root: Path, name: str) -> ReadRounds:
 
 
 def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
-    """Return the rounds of complete lines; a last line without its end is still being written.
+    """Rounds of complete lines; a last line without its end is still being written.
 
     Invalid lines are left out and counted. `last_alone` returns only the last rounds, from an
     evaluated one on.
@@ -145,7 +145,7 @@ def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
 
 
 def thinned(rounds: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` items, evenly, with the first and the last."""
+    """At most `most` items, evenly, including the first and last."""
     if len(rounds) <= most:
         return list(rounds)
     if most < 2:
@@ -155,7 +155,7 @@ def thinned(rounds: Sequence[T], most: int) -> list[T]:
 
 
 def _round(line: bytes) -> tuple[Round, int | None] | None:
-    """Return the round of a line and the planned number of rounds, or None if it has no round."""
+    """A line's round and the planned number of rounds; None without a round."""
     if len(line) > _LONGEST_LINE:
         return None
     try:
@@ -202,7 +202,7 @@ def _metrics(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
 
 
 def _matrix(value: object) -> tuple[tuple[int, ...], ...] | None:
-    """Return a square matrix of counts, and None for anything else."""
+    """A square matrix of counts; None for anything else."""
     if not isinstance(value, list) or not 1 < len(value) <= MOST_CLASSES_OF_A_MATRIX:
         return None
     rows = []
@@ -219,7 +219,7 @@ def _count(value: object) -> int | None:
 
 
 def _last_bytes(stream: BinaryIO, size: int, most: int) -> bytes:
-    """Return the last whole lines of a file."""
+    """The last whole lines of a file."""
     start = max(size - most, 0)
     stream.seek(start)
     text = stream.read(most)

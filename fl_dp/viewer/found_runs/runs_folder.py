@@ -1,4 +1,4 @@
-"""A folder of runs: the list of them, and one run."""
+"""A folder of runs: their list, and one run."""
 
 from __future__ import annotations
 
@@ -43,12 +43,7 @@ _LOG = "run.log"
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Runs of a folder.
-
-    Attributes:
-        cards: The runs, the last written first.
-        problems: What was left out, for a person.
-    """
+    """Runs of a folder, last written first; `problems` has what was left out, in words."""
 
     cards: tuple[RunCard, ...]
     problems: tuple[str, ...] = ()
@@ -59,7 +54,7 @@ class SweepCell:
     """One training of a sweep.
 
     Attributes:
-        variant: Its curve, or its difference from the other trainings but for the seed.
+        variant: Its curve, or its difference from the others but for the seed.
         place: Its value on the sweep's axis.
         card: Its card in the list; None before it has begun.
     """
@@ -73,19 +68,19 @@ _Version = tuple[int, int, int]  # inode, time and size of a file
 
 
 class RunsFolder:
-    """A folder that holds runs, and sweeps of runs; nothing outside of it is ever read.
+    """A folder with runs, and sweeps of runs; nothing outside of it is ever read.
 
-    Contents are cached for as long as a file's time and size stay the same.
+    Contents are cached as long as a file's inode, time and size stay the same.
     """
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Take the folder, which may be a link itself, and a clock in seconds since 1970."""
+        """Take the folder, perhaps a link itself, and a clock in seconds since 1970."""
         self.root = root.resolve()
         self._clock = clock
         self._cache: dict[str, tuple[_Version, Any]] = {}
 
     def listing(self) -> Listing:
-        """Return all runs, at most 10,000.
+        """All runs, at most 10,000.
 
         Raises:
             OSError: If the folder itself can't be read.
@@ -103,7 +98,7 @@ class RunsFolder:
         return Listing(cards=tuple(cards), problems=tuple(dict.fromkeys(problems)))
 
     def card(self, name: str) -> RunCard:
-        """Return the card of one run.
+        """One run's card.
 
         Raises:
             Unreadable: If the name leads elsewhere.
@@ -113,16 +108,16 @@ class RunsFolder:
         return self._in_sweep(self._card(name), {})
 
     def read(self, name: str) -> FoundRun:
-        """Return one run with the contents of its files, as far as they can be read.
+        """One run with its files' contents, as far as they can be read.
 
         Raises:
-            Unreadable: If the name leads elsewhere.
-            FileNotFoundError: If there is no run of that name.
+            Unreadable: As `card`.
+            FileNotFoundError: As `card`.
         """
         return found_run(self.root, self.card(name))
 
     def sweep(self, name: str) -> list[SweepCell]:
-        """Return the trainings of a sweep, in its order.
+        """A sweep's trainings, in its order.
 
         Raises:
             Unreadable: If the name leads elsewhere, or its list can't be read.
@@ -140,7 +135,7 @@ class RunsFolder:
         return cells
 
     def follow(self, name: str, mark: ReadPosition) -> Followed:
-        """Return the rounds of a run since a mark; see `follow`.
+        """A run's rounds since a mark; see `follow`.
 
         Raises:
             Unreadable: If the name leads elsewhere, or the file can't be read.
@@ -157,7 +152,7 @@ class RunsFolder:
             raise FileNotFoundError(f"there is no run '{name}' here: it has no {file}")
 
     def _names(self, problems: list[str]) -> Iterator[str]:
-        """Yield the names of all runs: folders with settings, and those below folders without."""
+        """Yield names of all runs: folders with settings, also below folders without."""
         for within, entries in folders_below(self.root, problems):
             if within and any(entry.name == CONFIG for entry in entries):
                 yield within
@@ -236,7 +231,7 @@ class RunsFolder:
     def _read(
         self, name: str, file: str, files: Mapping[str, _Version], read: Callable[[Path, str], Any]
     ) -> Any:
-        """Return the content of a run's file, from memory if it has not changed."""
+        """The content of a run's file, from memory if unchanged."""
         path, version = f"{name}/{file}", files.get(file, (0, 0, 0))
         entry = self._cache.get(path)
         if entry is None or entry[0] != version:
@@ -293,7 +288,7 @@ class RunsFolder:
         }
 
     def _in_sweep(self, card: RunCard, cells: dict[str, Mapping[str, Any]]) -> RunCard:
-        """Return the card of a run with the fields from its sweep."""
+        """A run's card with the fields from its sweep."""
         sweep, _, cell = card.name.rpartition("/")
         if not sweep:
             return card
@@ -312,7 +307,7 @@ class RunsFolder:
 
 
 def read_run(path: Path) -> FoundRun:
-    """Return the run in a folder, as far as it can be read; the folder itself may be a link.
+    """The run in a folder, as far as it can be read; the folder itself may be a link.
 
     Raises:
         Unreadable: If its name can't be shown.
@@ -336,7 +331,7 @@ def _unmeasured(settings: Mapping[str, str]) -> Score:
 
 
 def _last_written(files: Mapping[str, _Version], names: Iterable[str]) -> float:
-    """Return when one of the files was written last, seconds since 1970; 0 if there is none."""
+    """When one of the files was last written, seconds since 1970; 0 if there is none."""
     times = [files[name][1] / 1e9 for name in names if name in files]
     return max(times, default=0.0)
 

@@ -22,19 +22,15 @@ _MOST_ENTRIES = 100_000
 
 
 class Unreadable(ValueError):
-    """Content that can't be shown; its text gives the reason, for a person."""
+    """Content that can't be shown; its text is the reason, for a person."""
 
 
 @contextmanager
 def opened(root: Path, name: str) -> Iterator[BinaryIO]:
     """Open a plain file below a folder, for reading.
 
-    Args:
-        root: The folder that the user named; it may be a link itself.
-        name: Path with slashes, of which no part may be a link.
-
-    Yields:
-        The file; `os.fstat` of it gives size and time of what is read.
+    `root`, the folder that the user named, may be a link itself; no part of `name`, a path with
+    slashes, may be one. `os.fstat` of the yielded file gives size and time of what is read.
 
     Raises:
         FileNotFoundError: If there is nothing of that name.
@@ -62,7 +58,8 @@ def parts_of(name: str) -> list[str]:
     """Split a name below a folder.
 
     Raises:
-        Unreadable: If it is empty, absolute, leads upwards, or has a character that can't be shown.
+        Unreadable: If it is empty, absolute, leads upwards, or has a character that can't be
+            shown.
     """
     parts = name.split("/")
     if not name.isprintable() or any(part in ("", ".", "..") or "\\" in part for part in parts):
@@ -71,11 +68,10 @@ def parts_of(name: str) -> list[str]:
 
 
 def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-    """Yield the folders below one, three deep, with their entries; nothing below a run's folder.
+    """Yield the folders below one, three deep, with entries; nothing below a run's folder.
 
-    Args:
-        root: The folder, which comes first, as an empty name.
-        problems: Receives what was left out, for a person.
+    The folder itself comes first, as an empty name. `problems` receives what was left out, in
+    words.
 
     Raises:
         OSError: If the folder itself can't be read.
@@ -112,7 +108,7 @@ def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[o
 
 @contextmanager
 def problems_noted(problems: list[str], *, may_lack: bool = False) -> Iterator[None]:
-    """Note what can't be read, and go on; a missing optional file is no problem."""
+    """Note what can't be read, and go on; with `may_lack`, a missing file is none."""
     try:
         yield
     except (OSError, Unreadable) as error:
@@ -121,7 +117,7 @@ def problems_noted(problems: list[str], *, may_lack: bool = False) -> Iterator[N
 
 
 def read_whole(root: Path, name: str, *, most: int) -> bytes:
-    """Return a file's bytes.
+    """A file's bytes.
 
     Raises:
         Unreadable: If there are more than `most`, or as `opened`.
@@ -135,7 +131,7 @@ def read_whole(root: Path, name: str, *, most: int) -> bytes:
 
 
 def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
-    """Return the JSON object that a file holds, made harmless by `tame`.
+    """A file's JSON object, made harmless by `tame`.
 
     Raises:
         Unreadable: If it holds none, or as `read_whole`.
@@ -148,10 +144,10 @@ def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
 
 
 def parsed_json(text: bytes, name: str) -> Any:
-    """Return the value of JSON text; errors call it by `name`.
+    """The value of JSON text; errors call it by `name`.
 
     Raises:
-        Unreadable: If it is no JSON, or is nested too deeply.
+        Unreadable: If it is no JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -160,7 +156,7 @@ def parsed_json(text: bytes, name: str) -> Any:
 
 
 def parsed_yaml(text: bytes, name: str) -> Any:
-    """Return the value of YAML text, as `plain_yaml`, made harmless by `tame`.
+    """The value of YAML text, as `plain_yaml`, made harmless by `tame`.
 
     Raises:
         Unreadable: If it is no YAML, or as `plain_yaml`.
@@ -172,10 +168,10 @@ def parsed_yaml(text: bytes, name: str) -> Any:
 
 
 def tame(value: Any, depth: int = 0) -> Any:
-    """Return a value of JSON or YAML that a page can show.
+    """A JSON or YAML value that a page can show.
 
-    Infinite numbers, NaN and what lies too deep become None, keys become text, and text passes
-    `shown`.
+    Infinite numbers, NaN, integers from 2^63 on and what lies too deep become None; keys become
+    text, and text passes `shown`.
     """
     match value:
         case bool() | None:
@@ -195,7 +191,7 @@ def tame(value: Any, depth: int = 0) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return text with each unprintable character replaced, cut after 10,000 characters."""
+    """Text with unprintable characters replaced, cut after 10,000 characters."""
     text = text[:_LONGEST_TEXT]
     if text.isprintable():
         return text
@@ -203,14 +199,14 @@ def shown(text: str) -> str:
 
 
 def texts(value: object) -> list[str]:
-    """Return the texts of a list; empty for anything else."""
+    """The texts in a list; empty for anything else."""
     if not isinstance(value, list):
         return []
     return [item for item in value if isinstance(item, str)]
 
 
 def number(value: object) -> float | None:
-    """Return a finite number as a float; None for anything else."""
+    """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Papers of a run, generated from its statement; each says what a person must still fill in."""
+"""Papers of a run, from its statement; each says what a person must fill in."""
 
 from .paper_files import PAPERS, write_paper
 

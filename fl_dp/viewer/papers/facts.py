@@ -1,4 +1,4 @@
-"""Facts for the papers of a run: its statement, its settings and its last round."""
+"""Facts for a run's papers: its statement, settings and last round."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Facts:
     """Facts of one run, its statement read strictly; templates know nothing else of it.
 
     Attributes:
-        run: Contents of its folder, untrusted.
+        run: Its folder's contents, untrusted.
         statement: Its promise.
     """
 
@@ -105,13 +105,13 @@ class Facts:
         return is_promise(self.statement.best_epsilon, insecure=self.statement.insecure)
 
     def setting(self, key: str) -> str:
-        """Return a setting as text; `not known` if the settings can't be read."""
+        """A setting as text; `not known` if the settings can't be read."""
         value = self.run.settings.get(key)
         return "not known" if value is None else str(value)
 
     @property
     def metrics(self) -> list[tuple[str, str, float]]:
-        """Metrics of the last model on public rows, besides its score and loss.
+        """The last model's metrics on public rows, besides its score and loss.
 
         Each has its name on model hubs, its name in words, and its value.
         """
@@ -120,7 +120,7 @@ class Facts:
 
     @property
     def score(self) -> Score:
-        """Score of the last model."""
+        """The last model's score."""
         return self.run.card.score
 
     @property
@@ -139,7 +139,7 @@ class Facts:
 
     @property
     def epsilon(self) -> float | None:
-        """The quoted bound, rounded up to four decimals; None if no finite one is known."""
+        """The quoted bound, rounded up to four decimals; None without a finite one."""
         promise = self.promise
         if promise.quoted not in promise.epsilon:
             return None
@@ -147,7 +147,7 @@ class Facts:
 
     @property
     def privacy_parameters(self) -> dict[str, float]:
-        """Epsilon, where one is known, and delta."""
+        """Delta, and epsilon if one is known."""
         epsilon, delta = self.epsilon, self.promise.delta
         return {"delta": delta} if epsilon is None else {"epsilon": epsilon, "delta": delta}
 

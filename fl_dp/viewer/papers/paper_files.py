@@ -29,11 +29,8 @@ def write_paper(
 ) -> list[Path]:
     """Write a paper of a run, readable by its owner alone, and return its files.
 
-    Args:
-        form: One of `PAPERS`.
-        folder: Folder of the run.
-        output: The file; None puts it into the run's folder.
-        language: Language, for which there must be a template.
+    `form` is one of `PAPERS`, `folder` the run's. `output` None puts the file into that folder.
+    `language` needs a template.
 
     Raises:
         OSError: If the run's statement can't be read, or the paper can't be written.

@@ -46,17 +46,17 @@ _NO_WRAP = 1 << 20  # what is left to a person stays in one piece, to be searche
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line."""
+    """Text that Markdown shows as it is, on one line."""
     return " ".join(text.translate(_ESCAPED).split())
 
 
 def has_template(name: str) -> bool:
-    """Return whether there is a template of a name."""
+    """Whether there is a template of that name."""
     return (_FOLDER / name).is_file()
 
 
 def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
-    """Return a paper in Markdown, in a language of `TO_FILL_IN`, which has templates of its own."""
+    """A paper in Markdown; each language of `TO_FILL_IN` has its own templates."""
     from markupsafe import Markup
 
     def put_in(value: object) -> Markup:
@@ -76,12 +76,12 @@ def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
 
 
 def _page(statement: Promised | NoPromise) -> str:
-    """Return a statement's own page, one heading lower."""
+    """A statement's own page, one heading lower."""
     return f"#{statement_markdown(_without_markup(statement))}".replace("\n#", "\n##")
 
 
 def _without_markup(part: Any) -> Any:
-    """Return a part of a statement whose texts can't become Markdown or HTML."""
+    """A part of a statement whose texts can't become Markdown or HTML."""
     match part:
         case Enum():
             return part
@@ -98,14 +98,14 @@ def _without_markup(part: Any) -> Any:
 
 
 def _left_to_a_person(points: str, language: str) -> str:
-    """Return the list of a paper's points that a person must fill in."""
+    """The list of points that a person must fill in."""
     names = _POINT.findall(points)
     lines = [_SUMMARY[language].format(count=len(names), mark=TO_FILL_IN[language]), ""]
     return "\n".join([*lines, *(f"- {name}" for name in names)])
 
 
 def filled_yaml(name: str, facts: Facts) -> str:
-    """Return a document in YAML, in which every text is a template."""
+    """A YAML document whose texts are all templates."""
     templates = environment(_FOLDER, autoescape=False)
     templates.filters |= _FILTERS
     values = {"facts": facts, "promise": facts.promise}
@@ -120,7 +120,7 @@ def filled_yaml(name: str, facts: Facts) -> str:
 
 
 def _filled(templates: Environment, part: Any, values: dict[str, Any]) -> Any:
-    """Return a part of a document, filled; a text that is one expression becomes its value."""
+    """A filled part of a document; a text that is one expression becomes its value."""
     match part:
         case dict():
             return {key: _filled(templates, member, values) for key, member in part.items()}

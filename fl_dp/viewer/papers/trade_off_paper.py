@@ -1,4 +1,4 @@
-"""Trade-off curve of a run's promise, as numbers and as a picture."""
+"""Trade-off curve of a run's promise, as numbers and a picture."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ def write_trade_off(facts: Facts, target: Path) -> list[Path]:
     A false positive says of a unit that did not take part that it did; a false negative is the
     other error. No adversary of the promise has both rates below the curve.
 
-    Args:
-        facts: Facts of the run.
-        target: The CSV; the picture has its name with `.png`.
-
-    Returns:
-        The written files.
+    `target` is the CSV; the picture has its name with `.png`. The written files are returned.
 
     Raises:
         ValueError: If the run promises nothing finite.

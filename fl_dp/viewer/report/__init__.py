@@ -1,4 +1,4 @@
-"""The report: one HTML file of one or several runs, for people who decide on a release.
+"""The report: one HTML file on one or several runs, for people who decide on a release.
 
 Charts, styles and numbers are in the file. Its policy allows no fetch and no foreign script.
 """

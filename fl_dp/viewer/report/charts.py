@@ -1,4 +1,4 @@
-"""Charts of a report: numbers for the browser to draw, and a table that says the same."""
+"""Charts of a report: numbers for the browser to draw, and a table of the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Curve:
     """One line of a chart, with its band.
 
     Attributes:
-        name: Name in the legend.
+        name: As in the legend.
         look: Number of its colour and dashes, the same in every chart.
         points: Rising coordinates along the axis, and the runs' values there.
     """
@@ -47,7 +47,7 @@ class Curve:
         return len(lows | {value.high for _, value in self.points}) == 1
 
     def data(self) -> dict[str, Any]:
-        """Return what the browser draws, as plain JSON values."""
+        """What the browser draws, as plain JSON values."""
         low, high = None, None
         if self.has_band:
             low = [value.low for _, value in self.points]
@@ -64,15 +64,11 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One chart.
+    """One chart; `x` and `y` label its axes.
 
     Attributes:
         key: Key of its words.
-        x: Label of the horizontal axis.
-        y: Label of the vertical axis.
-        curves: Its lines.
-        line: A level that is drawn across, for example a budget.
-        line_name: Name of the level.
+        line: A level drawn across, for example a budget.
         least: Least length of the vertical axis; None: as the numbers ask.
         exactly: Significant digits in its table.
     """
@@ -93,7 +89,7 @@ class Chart:
 
     @property
     def alternative(self) -> str:
-        """A sentence with the first and last value of each curve."""
+        """A sentence with each curve's first and last value."""
         ends = []
         for curve in self.curves:
             (_, first), (_, last) = curve.points[0], curve.points[-1]
@@ -104,7 +100,7 @@ class Chart:
         return f"{self.title}. {self.y} / {self.x}. {'; '.join(ends)}."
 
     def data(self) -> dict[str, Any]:
-        """Return the data for the browser, as plain JSON values."""
+        """The browser's data, as plain JSON values."""
         return {
             "x": self.x,
             "y": self.y,
@@ -114,7 +110,7 @@ class Chart:
         }
 
     def rows(self) -> list[list[str]]:
-        """Return a few of its numbers: name of the curve, coordinate, and value with the band."""
+        """A few of its numbers: curve name, coordinate, and value with the band."""
         rows = []
         for curve in self.curves:
             last = len(curve.points) - 1
@@ -129,9 +125,9 @@ class Chart:
 
 
 def charts_of(groups: Sequence[Group]) -> list[Chart]:
-    """Return the charts that the runs have numbers for.
+    """The charts that runs have numbers for.
 
-    A constant noise multiplier or clipping norm has no chart: it is among the rows of its run.
+    A constant noise multiplier or clipping norm is among its run's rows instead.
     """
     groups = groups[:MOST_CURVES]
     runs = chain.from_iterable(group.runs for group in groups)
@@ -159,7 +155,7 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
 
 
 def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
-    """Return the names in the last rounds, and in the last evaluated ones, of all runs."""
+    """Names in all runs' last rounds, and in their last evaluated ones."""
     names: dict[str, None] = {}
     for run in chain.from_iterable(group.runs for group in groups):
         for point in (*run.rounds[-1:], run.evaluated):
@@ -248,7 +244,7 @@ def _steps(values: Sequence[float]) -> list[RoundRange]:
 def _curve(
     name: str, look: int, points: Sequence[RoundRange], xs: Sequence[float] | None = None
 ) -> Curve | None:
-    """Return a line through points, over their rounds or `xs`; None without any point."""
+    """A line through points, over rounds or `xs`; None without points."""
     if xs is None:
         xs = [float(point.round) for point in points]
     rising: list[tuple[float, RoundRange]] = []

@@ -1,4 +1,4 @@
-"""Attacks and audits beside a run in a report: rows of results, rates of membership."""
+"""Attacks and audits beside a run in a report: results, rates of membership."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class ReportedResult:
     """One document of results.
 
     Attributes:
-        title: Title in words.
         run: Name of its run.
-        sentences: Sentences of the document.
         rows: Its numbers, each beside its name.
     """
 
@@ -33,7 +31,7 @@ class ReportedResult:
 
 
 def findings_of(run: FoundRun) -> list[ReportedResult]:
-    """Return the results that lie in a run's folder."""
+    """The results in a run's folder."""
     results = []
     for file, document in run.documents.items():
         rows = _rows(document)
@@ -49,7 +47,7 @@ def findings_of(run: FoundRun) -> list[ReportedResult]:
 
 
 def _rows(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Return the leaves of a document with their paths; of a long list the first ones alone."""
+    """A document's leaves with their paths; of long lists the first items alone."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -70,7 +68,7 @@ _COLUMNS = ("attack", "auc", "fpr", "tpr", "allowed", "exceeds")
 
 
 def membership_table(attack: FoundAttack) -> Table:
-    """Return the rates of an attack's folder."""
+    """The rates of an attack's folder."""
     first = attack.rows[0] if attack.rows else {}
     names = ("unit", "models", "model", "task", "members", "others")
     values = {name: first.get(name) or WORDS["unknown"] for name in names}

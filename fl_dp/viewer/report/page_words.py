@@ -21,7 +21,7 @@ _language = ContextVar("language", default="en")
 
 
 class _Words(Mapping[str, str]):
-    """Words of the language in which a page is being rendered."""
+    """Words of the language in which a page is rendered."""
 
     def __getitem__(self, key: str) -> str:
         return _read(_language.get())[key]

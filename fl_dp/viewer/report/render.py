@@ -40,15 +40,11 @@ def report_page(
     images: Sequence[Image] = (),
     language: str = "en",
 ) -> str:
-    """Return the report of runs as one self-contained HTML page.
+    """The report of runs as one self-contained HTML page.
 
     Texts of the runs' folders are escaped; the page's policy allows no other script and no fetch.
-
-    Args:
-        runs: Runs to report.
-        attacks: Attacks on membership.
-        images: Images that the runs drew; at most `MOST` bytes of them are included.
-        language: One of `LANGUAGES`.
+    At most `MOST` bytes of `images`, which the runs drew, are included. `language` is one of
+    `LANGUAGES`.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.
@@ -104,7 +100,7 @@ def _title(num_runs: int) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy: only our style and script, and embedded images."""
+    """Content security policy: only our style and script, and embedded images."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -112,13 +108,13 @@ def _policy(style: str, script: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a text's hash as a content security policy names it."""
+    """A text's hash as a content security policy names it."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _fitting(images: Iterable[Image]) -> tuple[list[Image], list[Image]]:
-    """Return the images that fit into `MOST` bytes, and those that do not."""
+    """The images that fit into `MOST` bytes, and the others."""
     included: list[Image] = []
     excluded: list[Image] = []
     size = 0
@@ -205,7 +201,7 @@ def _metric_names(groups: Sequence[Group], score: str) -> list[str]:
 
 
 def _score_of(runs: Sequence[FoundRun]) -> str:
-    """Return the name of the runs' score: R2 where all of them predict numbers, else accuracy."""
+    """Name of the runs' score: R2 if all predict numbers, else accuracy."""
     return "r2" if {run.card.score.name for run in runs} == {"r2"} else "accuracy"
 
 
@@ -218,7 +214,7 @@ def _metric(run: FoundRun, name: str) -> float | None:
 
 
 def _count(group: Group) -> str:
-    """Return the number of a group's runs, and of those that should not enter a mean."""
+    """Number of a group's runs, and of those that should enter no mean."""
     unfinished = sum(run.card.state != RunState.FINISHED for run in group.runs)
     if not unfinished:
         return str(len(group.runs))

@@ -1,4 +1,4 @@
-"""Rows of a report about one run: the promise, its costs, and what is public."""
+"""Rows of a report on one run: promise, costs, public figures."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Gauge:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A report of one run, as text; what its files lack is left out."""
+    """A report on one run, as text; what its files lack is left out."""
 
     run: FoundRun
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Its folder's name."""
         return self.run.card.name
 
     @property
@@ -61,17 +61,17 @@ class ReportedRun:
 
     @property
     def promise(self) -> str:
-        """The sentence of its promise."""
+        """Its promise in a sentence."""
         return _promise(self.run)[0]
 
     @property
     def warning(self) -> bool:
-        """Whether that sentence says that nothing is promised."""
+        """Whether `promise` says that nothing is promised."""
         return _promise(self.run)[1]
 
     @property
     def large_delta(self) -> str:
-        """A warning of a delta that is only fine for trials; empty where it is small."""
+        """Warning of a delta only fine for trials; empty if small."""
         delta = self.run.card.delta
         if self.warning or delta is None or not is_large_delta(delta):
             return ""
@@ -79,17 +79,17 @@ class ReportedRun:
 
     @property
     def gauge(self) -> Gauge | None:
-        """The gauge of its budget; None where there is none."""
+        """The gauge of its budget; None without one."""
         return _gauge(self.run)
 
     @property
     def metrics(self) -> list[Row]:
-        """Metrics of the last model on public rows, besides accuracy and loss."""
+        """The last model's metrics on public rows, besides accuracy and loss."""
         return [(METRICS[name].title, f"{value:.4f}") for name, value in self.run.metrics.items()]
 
     @property
     def confusion(self) -> Table | None:
-        """The confusion matrix of the last model on public rows; None if it was not measured."""
+        """The last model's confusion matrix on public rows; None if not measured."""
         evaluated = self.run.evaluated
         if evaluated is None or (matrix := evaluated.confusion_matrix) is None:
             return None
@@ -112,7 +112,7 @@ class ReportedRun:
 
     @property
     def not_covered(self) -> list[str]:
-        """The statement's sentences on what it does not cover."""
+        """The statement's sentences on what is not covered."""
         return texts(self._document.get("not_covered"))
 
     @property
@@ -132,7 +132,7 @@ class ReportedRun:
 
     @property
     def settings(self) -> list[Row]:
-        """All settings that may be shown."""
+        """Settings that may be shown."""
         settings = self.run.settings.items()
         return [(key, shown_value(value)) for key, value in settings if key not in _HIDDEN]
 
@@ -163,7 +163,7 @@ _STATED = (
 
 
 def _other_promises(statement: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of promises besides the quoted one: to records, groups, of models alone."""
+    """Rows of other promises than the quoted one: to records, groups, of models alone."""
     rows = []
     records = statement.get("records")
     if isinstance(records, Mapping):
@@ -305,7 +305,7 @@ def _costs(run: FoundRun) -> list[Row]:
 
 
 def _signal(run: FoundRun, cohort: float) -> list[Row]:
-    """Return the rows of noise against the largest signal, from public numbers alone."""
+    """Rows of noise against the largest signal, from public numbers alone."""
     settings, statement = run.settings, run.statement or {}
     try:
         noise = noise_of_mean(
