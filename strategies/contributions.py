@@ -167,13 +167,12 @@ class ContributionCheck:
             )
 
     def conclude(self) -> None:
-        """Judge a training that is over. One without privacy keeps its model in any case.
+        """Judge a training that is over. One without privacy keeps its model if anybody was drawn.
 
         Raises:
-            NobodyContributes: If nobody was drawn, or contributed, in any of its rounds: surely,
-                where counts are exact.
-                Else with three quarters of the drawn units contributing, its probability is at most
-                `SUSPICION`.
+            NobodyContributes: If nobody was drawn in any round, or nobody contributed: surely,
+                where counts are exact. Else, if three quarters of the drawn units contribute, the
+                probability is at most `SUSPICION`.
         """
         if self._rounds and self._expected == 0.0:
             raise NobodyContributes(
