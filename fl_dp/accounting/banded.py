@@ -1,10 +1,10 @@
 """Matrices of correlated noise: the best coefficients, and their price.
 
 The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column c_0 = 1,
-c_1, ... is repeated below the diagonal, and only its first `bands` entries are not 0. A model that
-adds up the releases has the error of the columns of A C^-1, where A is the effect of one release on
-all later models; a participation costs the norm of a column of C. Coefficients are chosen once, for
-the product of the two, and the plan has them as integers.
+c_1, ... repeats below the diagonal, and only its first `bands` entries are not 0. A model that adds
+up releases has the error of the columns of A C^-1; A is one release's effect on all later models. A
+participation costs the norm of a column of C. Coefficients are chosen once, for the product of the
+two; the plan has them as integers.
 
     >>> coefficients = optimal_coefficients(rounds=100, bands=4)
     >>> coefficients
@@ -14,8 +14,8 @@ the product of the two, and the plan has them as integers.
 
 With independent noise, `(4096,)`, the same number is 50.5.
 
-If a unit takes part at indices that are at least `bands` apart, no two of its participations affect
-the same release. Each is then one Gaussian event: only the norm of a column enters the accounting.
+If a unit's participations are at least `bands` indices apart, no two affect the same release. Each
+is then one Gaussian event: only a column's norm enters the accounting.
 
 References: Kairouz et al. 2021, "Practical and Private (Deep) Learning Without Sampling or
 Shuffling"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach
@@ -61,19 +61,18 @@ def optimal_coefficients(
 ) -> tuple[int, ...]:
     """Return the coefficients with the least error of the models at equal privacy.
 
-    They do not depend on epsilon, on the number of participations or on amplification: those scale
-    the noise of all coefficients alike.
+    They do not depend on epsilon, the number of participations or amplification: those scale the
+    noise of all coefficients alike.
 
     Args:
         rounds: Number of releases of the training.
-        bands: Most coefficients that differ from 0, at most 1000; the least number of indices
-            between two participations of a unit, or less to save memory.
-        momentum: Momentum of the server optimizer, in [0, 1).
+        bands: Most coefficients that differ from 0, at most 1000: the least distance between a
+            unit's indices, or less to save memory.
+        momentum: The server optimizer's, in [0, 1).
         objective: The models whose error counts.
 
     Returns:
-        Integers in units of 2^-12, the first being 4096; at most `bands` of them, and at most
-        `rounds`.
+        Integers in units of 2^-12, the first 4096; at most `bands`, and at most `rounds`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -107,7 +106,7 @@ def model_error(
     Args:
         coefficients: The first column of C, in units of 2^-12.
         rounds: Number of releases of the training.
-        momentum: Momentum of the server optimizer, in [0, 1).
+        momentum: The server optimizer's, in [0, 1).
         objective: The models whose error counts.
 
     Returns:
@@ -131,12 +130,12 @@ def _check_workload(rounds: int, momentum: float) -> None:
 
 
 def _workload(rounds: int, momentum: float) -> NDArray[np.float64]:
-    """Return the effect of one release on the models after it: 1, 1 + m, 1 + m + m^2, ..."""
+    """Return one release's effect on the models after it: 1, 1 + m, 1 + m + m^2, ..."""
     return np.asarray(lfilter([1.0], [1.0, -momentum], np.ones(rounds)))
 
 
 def _weights(rounds: int, objective: Objective) -> NDArray[np.float64]:
-    """Return the weight of the squared error that a release leaves i releases later."""
+    """Return weights of the squared error that a release leaves i releases later."""
     if objective is Objective.LAST:
         return np.ones(rounds)
     return np.arange(rounds, 0, -1) / rounds
@@ -170,12 +169,12 @@ def log_loss(
 ) -> tuple[float, NDArray[np.float64]]:
     """Return the logarithm of error times squared norm, and its gradient by `tail`.
 
-    With power series, the noise that a release leaves in later models is H = workload / c, and dH /
-    dc_j = -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.
+    As power series, a release leaves the noise H = workload / c in later models, and dH / dc_j =
+    -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.
 
     Args:
         tail: The coefficients after the first, which is 1; shape `(bands - 1,)`.
-        workload: Effect of one release on the models after it, shape `(rounds,)`.
+        workload: One release's effect on the models after it, shape `(rounds,)`.
         weights: Weight of each squared error, shape `(rounds,)`.
     """
     column = np.concatenate([[1.0], tail])

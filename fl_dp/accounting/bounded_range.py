@@ -1,10 +1,10 @@
 """Tight curves of the exponential mechanism.
 
-A mechanism has bounded range epsilon when its log-likelihood ratios, over all outputs, lie within
-an interval of that length. The worst such pair of neighbours has two outputs with losses `t` and
-`t - epsilon`, and probability `(e^epsilon - e^t) / (e^epsilon - 1)` of the first, for some `t` in
+A mechanism has bounded range epsilon if its log-likelihood ratios, over all outputs, lie within an
+interval of that length. The worst pair of neighbours has two outputs, with losses `t` and
+`t - epsilon`. The first has probability `(e^epsilon - e^t) / (e^epsilon - 1)`, for some `t` in
 [0, epsilon] (Dong, Durfee and Rogers 2020, "Optimal Differential Privacy Composition for
-Exponential Mechanisms"). Both curves below take the worst `t` of each point.
+Exponential Mechanisms"). Both curves below take each point's worst `t`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def bounded_range_delta(epsilon: float, at: NDArray[np.float64]) -> NDArray[np.f
 def bounded_range_renyi(epsilon: float, order: float) -> float:
     """Return the largest Renyi divergence of that order (above 1); at most `order epsilon^2 / 8`.
 
-    For a small epsilon float64 can't distinguish the exact value from that bound, which is then
-    returned.
+    For a small epsilon, where float64 can't distinguish the two, it is that bound.
     """
     bound = order * epsilon**2 / 8.0
     if order * epsilon < 1e-3:
@@ -59,13 +58,13 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
 def additive_gumbel_delta(
     epsilon: float, at: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return both profiles of one score with standard Gumbel noise that is lowered by `epsilon`.
+    """Return both profiles of one score with standard Gumbel noise, lowered by `epsilon`.
 
-    All noisy scores determine the top of them: this bounds the top `k` of one set of one-coordinate
-    scores for every `k`.
+    Noisy scores determine their top, so this bounds the top `k` of one set of one-coordinate scores
+    for every `k`.
 
     Returns:
-        Delta at each epsilon in `at`: of the lowered score against the other, and the other way.
+        Delta at each epsilon in `at`: lowered score against the other, then the reverse.
     """
     shift = math.expm1(epsilon)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,8 +1,8 @@
-"""Calibration: the noise, the scale of a schedule, the rate or the rounds that spend a target.
+"""Calibration: the noise, the scale of a schedule or the rounds that spend a target.
 
 Every search returns the safe end of its bracket: the result spends at most the target, at the
-discretisation of reports. Above `VAST_EPSILON` it uses the bounds in closed form, which ask for a
-little more noise than distributions would and are fast.
+discretisation of reports. Above `VAST_EPSILON` it uses bounds in closed form: fast, and a little
+more noise than distributions would ask for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONSTANT = NoiseSchedule()
 def schedule_history(
     schedule: NoiseSchedule, noise_multiplier: float, *, sampling_rate: float, rounds: int
 ) -> FrozenHistory:
-    """Return the releases of a schedule whose smallest noise multiplier is `noise_multiplier`."""
+    """Return a schedule's releases; its smallest noise multiplier is `noise_multiplier`."""
     releases: dict[PrivacyEvent, int] = {}
     for multiplier, count in Counter(schedule.multipliers(noise_multiplier, rounds)).items():
         event = PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
@@ -65,7 +65,7 @@ def calibrate_noise_multiplier(
         schedule: Change of the noise over the rounds; the returned multiplier is that of the rounds
             with the least noise.
         already_spent: Other releases under the same budget.
-        neighboring_relation: Defines which populations are neighbours.
+        neighboring_relation: Defines neighbours.
 
     Returns:
         Noise standard deviation on the sum over the clipping norm.
@@ -94,9 +94,9 @@ def calibrate_noise(
 ) -> float:
     """Return the smallest noise at which any releases spend at most the target.
 
-    `releases` returns them at a noise, and spends less as it grows; `context` describes them in
-    errors. The result is cached in the user's folder, and checked against the target before it is
-    used again: an edit there can make the noise larger and not smaller.
+    `releases` returns them at a noise, and spends less at more noise; `context` describes them in
+    errors. The result is cached in the user's folder, and checked against the target before reuse:
+    an edit there can only make the noise larger.
 
     Raises:
         ValueError: If an argument is out of range, or no noise is large enough.
@@ -190,14 +190,14 @@ def calibrate_client_scheme(
     """Return the client scheme whose messages together spend the target.
 
     Privacy: for one client over at most `participations` messages, against the server, which sees
-    each of them and who sent it; sampling amplifies nothing here.
+    each of them and its sender; sampling amplifies nothing here.
 
     Args:
         name: One of `fl_dp.mechanisms.schemes.SCHEMES`.
         target_epsilon: Epsilon to spend, positive and finite.
         target_delta: Delta to spend, in (0, 1).
         participations: Cap on the messages of one client.
-        clipping_norm: Bound on each message before the noise, in the norm of the scheme.
+        clipping_norm: Bound on each message before the noise, in the scheme's norm.
         neighboring_relation: Zero-out (against silence) or replace-one (against any other data).
 
     Raises:
@@ -220,9 +220,9 @@ def calibrate_client_scheme(
 
 
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
-    """Return two noises, one double the other, of which only the larger one fits.
+    """Return two noises, one double the other; only the larger fits.
 
-    None if none up to the largest fits; the lower one is not checked once it is tiny.
+    None if none up to the largest fits; a tiny lower one is not checked.
     """
     high = 1.0
     while excess(high) > 0.0:
@@ -236,7 +236,7 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
 
 
 def _lowered(excess: Callable[[float], float], noise: float) -> tuple[float, float]:
-    """Return a noise that does not fit and one close above that does, near any `noise`."""
+    """Return a noise that does not fit and one close above that does, near `noise`."""
     low = high = noise
     while excess(low) <= 0.0:
         high, low = low, 0.85 * low
@@ -276,7 +276,7 @@ def affordable_rounds(
 
 
 def _largest(fits: Callable[[int], bool], low: int, at_most: int) -> int:
-    """Return the largest count up to `at_most` that fits, knowing that `low` does (or is 0)."""
+    """Return the largest count up to `at_most` that fits; `low` does (or is 0)."""
     step = max(1, low // 4)
     high = low
     while True:

@@ -1,13 +1,8 @@
 """Privacy filters and odometers: the gates that a release passes before it happens.
 
-Composition bounds hold for parameters that were fixed beforehand. When the next noise multiplier
-depends on earlier releases, only some rules still bound the whole:
-
-- `DeclaredFilter`: parameters fixed beforehand; privacy-loss distributions, the tightest.
-- `RenyiOdometer`: no budget, but a bound that holds at every moment, at several orders that share
-  delta; it gates a budget that may change.
-
-"Go on while some order fits" and "go on while the privacy-loss distribution fits" are missing: with
+Composition bounds hold for parameters fixed beforehand: `DeclaredFilter`. When the next noise
+multiplier depends on earlier releases, only some rules still bound the whole: `RenyiOdometer`. "Go
+on while some order fits" and "go on while the privacy-loss distribution fits" are missing: with
 adaptively chosen noise neither is a filter.
 
     >>> gate = DeclaredFilter(PrivacyBudget(epsilon=8, delta=1e-5), {event: 60})
@@ -71,12 +66,12 @@ class PrivacyFilter(Protocol):
 
 
 class DeclaredFilter:
-    """The gate for releases that were declared beforehand: privacy-loss distributions.
+    """The gate for releases declared beforehand: privacy-loss distributions, the tightest bound.
 
     A declared history that fits as a whole is certified once; each release inside it is then
     admitted by comparing two counters. Releases beyond it, such as a second attempt at a round, are
     computed again and certified in stretches: epsilon only grows with more releases. A repetition
-    must not be chosen by what earlier releases showed: that takes a `RenyiOdometer`.
+    must not depend on what earlier releases showed: that takes a `RenyiOdometer`.
     """
 
     rule = "parameters fixed before the first release; privacy-loss distributions"
@@ -92,11 +87,11 @@ class DeclaredFilter:
         """Gate the releases of `declared`, and repetitions of them, at `budget`.
 
         Args:
-            budget: The budget, which is never exceeded.
-            declared: Releases with parameters that were fixed beforehand.
-            neighboring_relation: Defines which populations are neighbours.
-            most: Most releases in all, where each has a cost besides its event that was counted
-                beforehand; None: as many as fit the budget.
+            budget: Never exceeded.
+            declared: Releases with parameters fixed beforehand.
+            neighboring_relation: Defines neighbours.
+            most: Most releases in all, if each has a cost besides its event that was counted
+                beforehand; None: as many as fit.
         """
         self._budget = budget
         self._relation = neighboring_relation
@@ -150,8 +145,7 @@ class DeclaredFilter:
     ) -> Counter[PrivacyEvent] | None:
         """Return as many of the remaining releases as fit, `event` first; None if not even it.
 
-        After an unplanned release not all fit any more. The rest is not lost: it is computed again
-        when its turn comes.
+        After an unplanned release not all fit any more. The rest is computed again in its turn.
         """
         order = [event] * remaining[event]
         for other, count in remaining.items():
@@ -176,16 +170,16 @@ class DeclaredFilter:
 
 
 class OwnBudgetsFilter:
-    """The gate where groups of units have budgets of their own: a release has to pass each.
+    """The gate where groups of units have their own budgets: a release has to pass each.
 
     A release is charged at its price for a unit of the last group; each other group's gate converts
-    that to its own price.
+    it.
     """
 
     def __init__(
         self, gates: Sequence[tuple[PrivacyFilter, Callable[[PrivacyEvent], PrivacyEvent]]]
     ) -> None:
-        """Combine each group's gate with its conversion of a release to the group's price."""
+        """Combine each group's gate and the conversion of a release to the group's price."""
         self._gates = tuple(gates)
         self.rule = f"{self._gates[-1][0].rule}; for each group at its own budget"
 
@@ -206,9 +200,9 @@ class RenyiOdometer:
     Several Renyi orders are fixed before any release, each with a share of delta. The least epsilon
     of any order holds at each moment. So it can gate a budget, even one that changes.
 
-    Three orders follow from the foreseen epsilon: the one at which Gaussians leave most room within
-    it, and two below, for samples. A ladder of further orders shares the last quarter, for a budget
-    that grows and for histories that stay far below it.
+    Three orders follow from the foreseen epsilon: the one at which Gaussians leave most room, and
+    two below, for samples. A ladder of further orders shares the last quarter of delta, for growing
+    budgets and for histories far below theirs.
 
     Why it holds: with P and Q the law of all releases for two neighbours, L the log of their ratio
     so far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
@@ -221,9 +215,9 @@ class RenyiOdometer:
     and a sum over outcomes is the sum over orders of their outcomes.
 
     Attributes:
-        foreseen: The budget that all releases are planned for, known before any. It decides the
-            orders; a bound may be asked for at another budget later.
-        neighboring_relation: Defines which populations are neighbours.
+        foreseen: Budget that all releases are planned for, known before any. It decides the orders;
+            later, bounds may be asked for at other budgets.
+        neighboring_relation: Defines neighbours.
 
     References:
         Rogers et al. 2016, "Privacy Odometers and Filters" (shares of delta); Feldman and Zrnic
@@ -252,7 +246,7 @@ class RenyiOdometer:
     def epsilon(self, history: History, delta: float) -> float:
         """Return the bound at `delta`, which all orders share.
 
-        It is 0 without releases, and infinite where one has a Renyi bound at no order.
+        0 without releases; infinite where one has a Renyi bound at no order.
 
         Raises:
             ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -269,7 +263,7 @@ class RenyiOdometer:
         return best
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
-        """Return the mu of the largest Gaussian that fits a budget after a history, at least 0."""
+        """Return the mu, at least 0, of the largest Gaussian that still fits a budget."""
         rho = 0.0
         divergences = self._divergences(freeze(history))
         for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
@@ -278,7 +272,7 @@ class RenyiOdometer:
         return math.sqrt(2.0 * rho)
 
     def _divergences(self, releases: FrozenHistory) -> list[float]:
-        """Return the sum of the releases' divergences at each order."""
+        """Return the releases' summed divergences at each order."""
         orders = tuple(self.shares)
         total = np.zeros(len(orders))
         for event, count in releases:

@@ -1,12 +1,12 @@
 """The epsilon of releases for several units together, such as all records of one person.
 
-The promise is to one unit. Two ways lead from it to a group of k:
+The promise is to one unit. Two ways lead to a group of k:
 
-- Gaussians directly, which is closer. k units move an unsampled sum k times as far. A binomial
-  number of them is in a Poisson sample, so the pair is N(0, z^2) and the mixture of N(i, z^2) with
-  the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix
-  Mechanisms", corollary 4.7: a mixture of vectors is dominated by that of their norms). Its Renyi
-  divergences are integrated in both directions.
+- Gaussians directly: closer. k units move an unsampled sum k times as far. A Poisson sample has a
+  binomial number of them, so the pair is N(0, z^2) and the mixture of N(i, z^2) with the binomial
+  probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms",
+  corollary 4.7: a mixture of vectors is dominated by that of their norms). Its Renyi divergences
+  are integrated in both directions.
 - Any (epsilon, delta) promise, k neighbours in a chain (Vadhan 2017, "The Complexity of
   Differential Privacy", lemma 2.2): k epsilon at delta (e^(k epsilon) - 1) / (e^epsilon - 1).
 """
@@ -45,14 +45,14 @@ def epsilon_of_group(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> float:
-    """Return an upper bound on the epsilon for a group of `size` units; infinite if none is known.
+    """Return an upper bound on a group's epsilon; infinite if none is known.
 
     Args:
-        history: Releases with parameters that were fixed beforehand.
+        history: Releases with parameters fixed beforehand.
         delta: Delta of the group's promise, in (0, 1).
         size: Number of units of the group.
-        neighboring_relation: Defines which populations are neighbours for one unit.
-        slack: Lambda, by which log-ratios of releases may differ from those of their events.
+        neighboring_relation: Defines neighbours for one unit.
+        slack: Lambda, by which releases' log-ratios may differ from those of their events.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -88,7 +88,7 @@ def _chained(
 def _divergences(
     event: PrivacyEvent, size: int, relation: NeighboringRelation
 ) -> NDArray[np.float64]:
-    """Return a bound on the Renyi divergence at each order; infinite where none is known."""
+    """Return a bound on each order's Renyi divergence; infinite where none is known."""
     match event:
         case GaussianEvent() | PoissonGaussianEvent(sampling_rate=1.0):
             distance = size * relation.distance / event.noise_multiplier

@@ -1,13 +1,13 @@
 """The best of a random number of runs: the law of that number, and the price of the best run.
 
-Training several times and keeping the best model spends more than one training, and far less than
-all of them, if the number of trainings is random and stays secret.
+Keeping the best of several trained models spends more than one training, and far less than all, if
+the number of trainings is random and secret.
 
     >>> law = RunsLaw(mean=5.0)  # geometric
     >>> law.divergences(orders, divergences_of_one_run)
 
 Reference: Papernot and Steinke 2022, "Hyperparameter Tuning with Renyi Differential Privacy",
-theorem 2, for the truncated negative binomial; its definition 1 for the law.
+theorem 2 (truncated negative binomial) and definition 1 (the law).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class RunsLaw:
 
     Attributes:
         mean: Expected number of runs, above 1.
-        shape: 1 is the geometric law, 0 the logarithmic one; the smaller, the cheaper and the
-            wider.
+        shape: 1 is the geometric law, 0 the logarithmic one; smaller is cheaper and wider.
     """
 
     mean: float
@@ -73,7 +72,7 @@ class RunsLaw:
 
         Args:
             uniform: Quantile in (0, 1), from a secret source: an adversary who knows it knows the
-                number, for which the guarantee does not hold.
+                number, and then the guarantee does not hold.
         """
         chance, below, runs = self._first(), 0.0, 1
         while runs < _MOST_RUNS:
@@ -87,7 +86,7 @@ class RunsLaw:
     def divergences(
         self, orders: tuple[float, ...], of_one_run: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the divergences of the best run, the others staying secret (theorem 2).
+        """Return the best run's divergences; the others stay secret (theorem 2).
 
         Args:
             orders: Renyi orders, all above 1, increasing.

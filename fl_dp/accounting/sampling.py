@@ -1,8 +1,8 @@
 """Laws of a round's cohort, and the price of a round under each.
 
-Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
-law, and a cohort that the adversary sees is no sample at all: each law returns the one event that
-it may be charged as, so that a wrong one can't be written down.
+Only secret, independent coins earn amplification by sampling. A fixed-size cohort is another law; a
+cohort that the adversary sees is no sample. Each law returns the one event that it may be charged
+as, so a wrong one can't be written down.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OwnGroup:
 
     Attributes:
         budget: Its epsilon.
-        share: Share of the declared units in it.
+        share: Its share of the declared units.
         sampling_rate: Probability of each of its units in each round.
         scale: The last group's noise divided by its own.
     """
@@ -58,10 +58,10 @@ class OwnGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Checked, ABC):
-    """A law of cohorts, and all its properties that other code asks for.
+    """A law of cohorts.
 
-    A new law defines its draw, its event, its expected size and its description. The other defaults
-    are those of secret coins for every unit in every round.
+    A new law defines its draw, event, expected size and description. The other defaults are those
+    of secret coins for every unit in every round.
     """
 
     kind: ClassVar[str]
@@ -71,7 +71,7 @@ class Sampling(Checked, ABC):
     """Neighbouring relations for which it is charged."""
 
     def __str__(self) -> str:
-        """Return its kind and the settings that differ from the defaults, as errors name it."""
+        """Return its kind and the settings that differ from defaults, as errors name it."""
         defaults = {field.name: field.default for field in fields(self)}
         values = {name: getattr(self, name) for name in defaults}
         settings = [f"{name}={value}" for name, value in values.items() if value != defaults[name]]
@@ -79,32 +79,32 @@ class Sampling(Checked, ABC):
 
     @property
     def visible(self) -> bool:
-        """Whether the adversary sees the participants, and the charge assumes it."""
+        """Whether the adversary sees the participants; the charge then assumes it."""
         return False
 
     @property
     def cap(self) -> int | None:
-        """Most rounds of one unit, which the ledger enforces; None for no cap."""
+        """Most rounds of one unit, enforced by the ledger; None: no cap."""
         return None
 
     @property
     def least_separation(self) -> int:
-        """Least distance between two indices at which one unit takes part."""
+        """Least distance between two indices with the same unit."""
         return 1
 
     @property
     def of_declared(self) -> bool:
-        """Whether cohorts are drawn from all declared units, absent ones included."""
+        """Whether cohorts are drawn from all declared units, even absent ones."""
         return False
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what a promise does not cover because of the cohorts."""
+        """Sentences: what a promise does not cover because of the cohorts."""
         return ()
 
     @property
     def buffered(self) -> bool:
-        """Whether units are asked one by one, and a release is made of the next answers."""
+        """Whether units are asked one by one, and the next answers make a release."""
         return False
 
     @property
@@ -114,7 +114,7 @@ class Sampling(Checked, ABC):
 
     @property
     def num_groups(self) -> int:
-        """The number of public groups, of which each unit has one; 1 without groups."""
+        """Number of public groups (each unit is in one); 1 without groups."""
         return 1
 
     @property
@@ -124,7 +124,7 @@ class Sampling(Checked, ABC):
 
     @property
     def own_groups(self) -> tuple[OwnGroup, ...]:
-        """Groups with budgets of their own, the strictest first; empty with one budget for all."""
+        """Groups with their own budgets, the strictest first; empty with one budget for all."""
         return ()
 
     def group_at(self, index: int) -> int | None:
@@ -132,7 +132,7 @@ class Sampling(Checked, ABC):
         return None
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that one more unit is dealt to, given the groups' sizes so far."""
+        """Return the group of one more unit, given the groups' sizes so far."""
         return 0
 
     def largest_group(self, num_units: int) -> int:
@@ -146,19 +146,19 @@ class Sampling(Checked, ABC):
         return self
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return the price of a release for a unit of a group, given what `event` charges."""
+        """Return a release's price for a unit of a group; `event` is what the law charges."""
         return event
 
     def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
-        """Return the price of releases for a unit of a group, given what `event` charges."""
+        """Return releases' price for a unit of a group; `history` is what the law charges."""
         return freeze([(self.event_for(group, event), count) for event, count in history])
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
-        """Return the units and the rate of a binomial law of a cohort's size."""
+        """Return the binomial law of a cohort's size: units and rate."""
         return num_units, min(1.0, self.expected_cohort(num_units) / num_units)
 
     def turns(self, rounds: int) -> int:
-        """Return the number of these rounds that one unit can take part in, which is its charge."""
+        """Return how many of these rounds one unit can take part in: its charge."""
         turns = -(-rounds // self.least_separation)
         return min(turns, self.cap or turns)
 
@@ -179,7 +179,7 @@ class Sampling(Checked, ABC):
         Args:
             rng: Source of coins and draws.
             size: Number of units, or of declared ones where cohorts are drawn from these.
-            groups: The group of each unit, where groups have budgets of their own.
+            groups: The group of each unit, where groups have their own budgets.
 
         Raises:
             ValueError: If the law does not determine the choice.
@@ -188,14 +188,14 @@ class Sampling(Checked, ABC):
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event that a round with that noise is charged as, with `num_units` units."""
+        """Return the event that a round of `num_units` units at that noise is charged as."""
 
     @abstractmethod
     def expected_cohort(self, num_units: int) -> float:
-        """Return the public constant that stands for the size of a cohort."""
+        """Return the public constant that stands for a cohort's size."""
 
     def expected_weight(self, num_units: int) -> float:
-        """Return the expected sum of weights of a cohort; some units may weigh less than 1."""
+        """Return a cohort's expected sum of weights; some units may weigh less than 1."""
         return self.expected_cohort(num_units)
 
     @abstractmethod
@@ -206,7 +206,7 @@ class Sampling(Checked, ABC):
         """Refuse a roster that the law does not fit.
 
         Raises:
-            OptionError: If the law does not fit that roster.
+            OptionError: If it does not fit.
         """
         _ = self.event(1.0, num_units)  # checks itself, whatever the noise
 
@@ -217,7 +217,7 @@ class PoissonSampling(Sampling):
 
     Attributes:
         sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means all units.
-        participation_cap: Most rounds of one unit, allowed if all units take part; None for no cap.
+        participation_cap: Most rounds of one unit, only if all units take part; None: no cap.
     """
 
     kind: ClassVar[str] = "poisson"
@@ -254,7 +254,7 @@ class PoissonSampling(Sampling):
         return self.sampling_rate
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the indices whose coin came up; possibly none. See `Sampling.draw`."""
+        """Return the indices whose coin came up, perhaps none. See `Sampling.draw`."""
         return heads_of(rng.bernoulli(self.sampling_rate, size))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -276,14 +276,14 @@ class PoissonSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampling(Sampling):
-    """Poisson sampling whose cohorts are cut to a random part when they get too large.
+    """Poisson sampling; a cohort that is too large is cut to a random part.
 
     Reference: "Poisson subsampling with truncation", arXiv:2508.15089.
 
     Attributes:
         sampling_rate: Probability of each unit before the cut, in (0, 1].
-        max_cohort: Largest size of a cohort. Above mean + 4.5 * sqrt(mean) of the size the cut is
-            nearly free.
+        max_cohort: Largest cohort. Above mean + 4.5 * sqrt(mean) of the size the cut is nearly
+            free.
     """
 
     kind: ClassVar[str] = "truncated-poisson"
@@ -293,14 +293,14 @@ class TruncatedPoissonSampling(Sampling):
 
     @classmethod
     def comfortable(cls, sampling_rate: float, num_units: int) -> TruncatedPoissonSampling:
-        """Cut at mean + 4.5 * sqrt(mean) of the cohort's size, where the cut costs below 0.2 %."""
+        """Cut at mean + 4.5 * sqrt(mean) of the cohort's size, which costs below 0.2 %."""
         expected = sampling_rate * num_units
         most = min(num_units, math.ceil(expected + 4.5 * math.sqrt(expected)))
         return cls(sampling_rate=sampling_rate, max_cohort=most)
 
     @property
     def of_declared(self) -> bool:
-        """True: a cut depends on the number of units that coins are flipped for."""
+        """True: a cut depends on how many units coins are flipped for."""
         return True
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
@@ -336,7 +336,7 @@ class UtilityPoissonSampling(Sampling):
     """Secret coins whose rates follow noisy utilities, up to a public bound.
 
     Attributes:
-        largest_rate: Upper bound on every unit's rate in (0, 1], which is charged.
+        largest_rate: Upper bound on every unit's rate, in (0, 1]; charged.
         cohort: Expected size that the rates aim at: the public denominator.
     """
 
@@ -356,7 +356,7 @@ class UtilityPoissonSampling(Sampling):
         require_positive(cohort=self.cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Gaussian that is Poisson-sampled at the largest rate."""
+        """Return a Gaussian, Poisson-sampled at the largest rate."""
         return PoissonGaussianEvent(
             noise_multiplier=noise_multiplier, sampling_rate=self.largest_rate
         )
@@ -399,7 +399,7 @@ class FixedSizeSampling(Sampling):
         return True
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return a uniform draw. See `Sampling.draw`."""
+        """Return a uniform draw."""
         return _uniform_part(list(range(size)), self.cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -425,14 +425,14 @@ class FixedSizeSampling(Sampling):
 class SeenSampling(Sampling):
     """A visible cohort of a public size.
 
-    Nothing is amplified: a unit is charged in full for each round that it takes part in, and only a
-    participation cap bounds the number of those.
+    Nothing is amplified: a unit is charged in full for each of its rounds. Only a participation cap
+    bounds their number.
 
     Attributes:
-        cohort: Largest number of units per round: the public denominator.
-        participation_cap: Most rounds of one unit, which the ledger enforces; a round with more
-            noise than the least counts by its price, as a part of one. None: each round is charged
-            to all units.
+        cohort: Most units per round: the public denominator.
+        participation_cap: Most rounds of one unit, enforced by the ledger. A round with more noise
+            than the least counts as a part of one, by its price. None: each round is charged to all
+            units.
     """
 
     relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
@@ -471,8 +471,8 @@ class VisibleSampling(SeenSampling):
     """A visible cohort, chosen by utility, by public metadata, or by a public draw.
 
     Attributes:
-        separation: Least distance between the indices of two rounds with the same unit. Correlated
-            noise needs at least the number of its bands.
+        separation: Least distance between the indices of two rounds with the same unit; for
+            correlated noise at least the number of bands.
         Others: See `SeenSampling`.
     """
 
@@ -506,7 +506,7 @@ class VisibleSampling(SeenSampling):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferedSampling(SeenSampling):
-    """A visible buffer that is released whenever `cohort` contributions have arrived.
+    """A visible buffer, released whenever `cohort` contributions have arrived.
 
     The order of arrival is no secret coin. A unit contributes to an index at most once, whenever it
     was asked.
@@ -557,7 +557,7 @@ def heads_of(coins: NDArray[np.bool_]) -> list[int]:
 
 
 def _uniform_part(indices: list[int], size: int, rng: SecureRandom) -> list[int]:
-    """Return a uniformly random part of at most `size` indices."""
+    """Return a uniformly random part, at most `size` indices."""
     if len(indices) <= size:
         return indices
     # 52-bit scores tie with probability below n^2 / 2^53.

@@ -1,7 +1,7 @@
 """The noise of a secure sum: the number of shares that an adversary can't subtract.
 
-Each client of a sum adds a share of noise to its own values before they are masked. The charge
-counts the shares that are certain to be in the sum and unknown to the adversary.
+Each client adds a share of noise to its own values before they are masked. The charge counts the
+shares that are certainly in the sum and unknown to the adversary.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 def usual_colluding(nodes: int) -> int:
-    """Return the default number of colluding nodes, out of `nodes`."""
+    """Return the default number of colluding nodes."""
     return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedNoise:
-    """Numbers of nodes that take part in a secure sum, and that may be lost or collude.
+    """Numbers of nodes that take part in a secure sum, may be lost or may collude.
 
     All rules are in integers: in floats `1 <= (1 - 5/6) * 6` is false.
 
@@ -54,8 +54,8 @@ class SharedNoise:
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range, or a server that lies to members could open the
-                values of a single client.
+            ValueError: If a number is out of range, or a server that lies to members could open one
+                client's values.
         """
         if not 2 <= self.least <= self.cohort:
             raise OptionError(
@@ -103,7 +103,7 @@ class SharedNoise:
         return -(-named // (self.honest_members - self.lies))
 
     def honest_shares(self, *, server_lies: bool) -> int:
-        """Return the number of shares of noise that no adversary can subtract from an opened sum.
+        """Return how many shares of noise no adversary can subtract from an opened sum.
 
         Against a lying server, a promise needs nodes that know each other's keys.
         """
@@ -120,7 +120,7 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
         shares: Number of shares that no adversary can subtract.
 
     Raises:
-        ValueError: If the shares are too small to be taken for a Gaussian.
+        ValueError: If the shares are too little noise for a Gaussian.
     """
     variance = shares * scale**2 - _CHANNEL_VARIANCE
     if not variance > 0.0:
@@ -131,16 +131,16 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
 def shared_noise_slack(
     releases: int, size: int, shares: int, *, noise_scale: float = LEAST_NOISE_SCALE
 ) -> float:
-    """Return lambda: the largest difference of the log-ratios of all sums from those of Gaussians.
+    """Return lambda: the most by which log-ratios of all sums differ from those of Gaussians.
 
     With it, (epsilon, delta) of Gaussians is (epsilon + 2 lambda, e^lambda delta) of the sums. It
-    has three parts per coordinate: a sum of discrete Gaussians around real centres is one but for
-    `tau`, which is post-processed from a continuous Gaussian but for `eta` (Peikert 2010, "An
-    Efficient and Parallel Gaussian Sampler for Lattices"), and the sampler computes in float64.
+    has three parts per coordinate. A sum of discrete Gaussians around real centres is one but for
+    `tau`. That one is post-processed from a continuous Gaussian but for `eta` (Peikert 2010, "An
+    Efficient and Parallel Gaussian Sampler for Lattices"). And the sampler computes in float64.
 
     Args:
         releases: Number of sums.
-        size: Number of coordinates of each.
+        size: Coordinates of each.
         shares: Shares of noise in each.
         noise_scale: Scale of one share, in grid steps.
     """
@@ -158,17 +158,17 @@ def shared_noise_slack(
 
 
 def sampler_slack(draws: int) -> float:
-    """Return the error of the log-ratio of `draws` draws of noise, by float64."""
+    """Return float64's error in the log-ratio of `draws` draws of noise."""
     return draws * _SAMPLER
 
 
 def _theta(variance: float) -> float:
-    """Return the sum over j from 1 on of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
+    """Return the sum over j >= 1 of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
     return sum(math.exp(-2.0 * math.pi**2 * variance * j**2) for j in range(1, 8))
 
 
 def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
-    """Return the part of a budget that remains for the Gaussians that secure sums are charged as.
+    """Return what a budget leaves for the Gaussians that secure sums are charged as.
 
     Raises:
         ValueError: If nothing remains.
