@@ -4,18 +4,10 @@
     >>> epsilon(history, delta=1000**-1.1)
     EpsilonBounds(pld=2.402..., rdp=2.904..., naive=116...)
 
-- pld: privacy-loss distributions.
-- rdp: Renyi DP.
-- gdp: exact for Gaussians without sampling (Dong, Roth and Su 2022); its central-limit version for
-  samples is no bound and not here.
-- zcdp: zero-concentrated DP (Bun and Steinke 2016).
-- gumbel: as pld, with the top of a set of scores charged as the release of all its noisy scores.
-- naive: basic composition, each release at an equal share of delta; for comparison only.
-
 Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
-for no useful number. It is left out there, and the result is conservative: by a tenth of epsilon
-just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is, and by less the
-larger epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
+for no useful number. It is left out, and the result is conservative: just beyond 100 by a tenth of
+epsilon if a tenth of all units is sampled, by a fifth if a hundredth is, and by less the larger
+epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
 """
 
 from __future__ import annotations
@@ -53,11 +45,14 @@ class EpsilonBounds:
     Attributes:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
-        gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
-        zcdp: Zero-concentrated DP; for samples only above `VAST_EPSILON`.
-        gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
+        gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; others have
+            it only above `VAST_EPSILON`. Its central-limit version for samples is no bound and not
+            here.
+        zcdp: Zero-concentrated DP (Bun and Steinke 2016); for samples only above `VAST_EPSILON`.
+        gumbel: As pld, with the top of a set of scores charged as the release of all its noisy
+            scores; only with exponential draws.
         filter: Guarantee of a gate: its budget, or its odometer's bound.
-        naive: Basic composition.
+        naive: Basic composition, each release at an equal share of delta; for comparison only.
     """
 
     pld: float = math.inf
@@ -76,7 +71,7 @@ class EpsilonBounds:
 
     @property
     def best(self) -> float:
-        """The smallest bound, which is the number to quote."""
+        """The smallest bound: the number to quote."""
         return min(self.by_name.values(), default=math.inf)
 
     @property
@@ -86,11 +81,11 @@ class EpsilonBounds:
         return min(bounds, key=lambda name: bounds[name], default="none")
 
     def plus(self, slack: float) -> EpsilonBounds:
-        """Return bounds that are each larger by `slack`."""
+        """Return bounds larger by `slack` each."""
         return EpsilonBounds(**{name: value + slack for name, value in self.by_name.items()})
 
     def within(self, budget: float) -> EpsilonBounds:
-        """Return the bounds, or the guarantee of a gate at `budget` where all of them are above."""
+        """Return the bounds, or a gate's guarantee at `budget` where all are above it."""
         return self if self.best <= budget else EpsilonBounds(filter=budget)
 
     def __repr__(self) -> str:
@@ -107,8 +102,7 @@ def epsilon(
 ) -> EpsilonBounds:
     """Return the epsilon of the releases in `history` together at `delta`.
 
-    Valid for releases whose parameters were fixed beforehand; noise that was chosen adaptively
-    needs a filter.
+    Valid for parameters fixed beforehand; adaptively chosen noise needs a filter.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -143,7 +137,7 @@ def pld_epsilon(
 ) -> float:
     """Return the bound by privacy-loss distributions alone, infinite where there is none.
 
-    `interval` is the discretisation of the privacy loss, that of reports by default.
+    `interval` is the privacy loss's discretisation; None: that of reports.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -164,10 +158,9 @@ def tight_epsilon(
 ) -> float:
     """Return the smallest of the bounds that any events can share, PLD and Renyi DP.
 
-    For gates and searches; `epsilon` returns more. PLD is the smaller one, except where each
-    release spends so little that the discretisation costs more than Renyi DP does, or where it has
-    no amplification or no bound. `interval` is the discretisation of the privacy loss, that of
-    reports by default.
+    For gates and searches; `epsilon` returns more. PLD is smaller, except where each release spends
+    so little that the discretisation costs more than Renyi DP does, or where it has no
+    amplification or no bound. `interval` is as in `pld_epsilon`.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -194,7 +187,7 @@ def tight_epsilon(
 
 
 def _is_vast(history: FrozenHistory, delta: float, rdp: float) -> bool:
-    """Return whether a history spends too much for computing a distribution of its losses."""
+    """Return whether a history spends too much to compute a distribution of its losses."""
     if math.isinf(rdp):
         # To contribute zero is one way to be replaced, and has a Renyi bound.
         rdp = renyi_epsilon(_as_poisson(history), delta, NeighboringRelation.ZERO_OUT)
@@ -231,7 +224,7 @@ def _without_amplification(history: FrozenHistory) -> FrozenHistory:
 
 
 def _top_of_many(history: FrozenHistory) -> bool:
-    """Return whether several are chosen at once by scores of which a unit moves one alone."""
+    """Return whether several are chosen at once by scores, of which a unit moves one alone."""
     return any(
         isinstance(event, ExponentialEvent) and event.draws > 1 and event.one_coordinate
         for event, _ in history
@@ -239,7 +232,7 @@ def _top_of_many(history: FrozenHistory) -> bool:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return epsilon at `delta` of a `rho`-zCDP release, the best over all real orders.
+    """Return a `rho`-zCDP release's epsilon at `delta`, the best over all real orders.
 
     Reference:
         Canonne, Kamath and Steinke 2020, proposition 12.

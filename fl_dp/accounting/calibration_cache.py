@@ -1,8 +1,7 @@
 """Calibrated noise on disk, as a search takes seconds to minutes and a sweep repeats it.
 
-An entry is a hint: its reader checks that the noise fits the budget. So no file here can lower the
-noise of a training, and a lost one costs time only. `FL_DP_CALIBRATIONS=off` leaves the disk alone;
-an absolute path there is the cache's folder.
+An entry is a hint: its reader checks that the noise fits the budget. So no file here can lower a
+training's noise, and a lost one costs only time.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class CachedCalibration:
     """The cache file of one calibration.
 
     Attributes:
-        file: Path of the file, which may not exist yet; None without a cache.
+        file: Its path, which may not exist yet; None without a cache.
     """
 
     file: Path | None
@@ -67,7 +66,7 @@ class CachedCalibration:
         return cls(folder / f"{digest}.json")
 
     def read(self) -> float | None:
-        """Return the cached noise, unverified; None if there is no readable one."""
+        """Return the cached noise, unverified; None if none is readable."""
         if self.file is None:
             return None
         try:

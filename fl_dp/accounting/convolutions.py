@@ -1,8 +1,8 @@
-"""The steps of dp-accounting on dense privacy-loss distributions, on arrays and not entry by entry.
+"""dp-accounting's steps on dense privacy-loss distributions, on arrays and not entry by entry.
 
-Its loops over numbers, and its complex transforms of real numbers, take most of a search for the
-noise. Bounds and truncations are the library's; sums are in the same order, so results differ by
-the rounding of exponentials and of the transform, which is paid for.
+Its loops over numbers and its complex transforms of real numbers take most of a search for noise.
+Bounds and truncations are the library's, and sums are in its order. Results differ only by the
+rounding of exponentials and of the transform, which is paid for.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _bounds(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
 
 
 def _longest_prefix(probs: NDArray[np.float64], mass: float) -> int:
-    """Return the number of first entries that have at most this mass together."""
+    """Return how many first entries have at most this mass together."""
     beyond = np.cumsum(probs) > mass
     return int(beyond.argmax()) if beyond.any() else probs.size
 
@@ -112,8 +112,7 @@ def _epsilon_at(pmf: Any, delta: float) -> float:
     """Return the epsilon of one direction.
 
     Delta at epsilon is the mass of all larger losses less `e^epsilon` times their mass without the
-    unit. The search goes down from the largest loss, and stops at the first that is below the
-    epsilon of those above it.
+    unit. The search goes down from the largest loss to the first below the epsilon of those above.
     """
     infinite = float(pmf._infinity_mass)
     if infinite > delta:

@@ -1,7 +1,7 @@
 """Releases as plain data: an event describes one release and interprets nothing.
 
-Here are the events of sampled cohorts, and the types of a history; `fl_dp/mechanisms/events.py` has
-the events of mechanisms, with the meaning of multipliers.
+Here are sampled cohorts' events and the types of a history; `fl_dp/mechanisms/events.py` has
+mechanisms' events and the meaning of multipliers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PoissonGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
-        sampling_rate: Upper bound on each unit's probability of being in the sample, independently
-            of all others and unseen by the adversary. 1 means all units.
+        sampling_rate: Upper bound on each unit's probability in the sample, independently of all
+            others and unseen by the adversary. 1 means all units.
     """
 
     kind: ClassVar[str] = "poisson-gaussian"
@@ -41,7 +41,7 @@ class PoissonGaussianEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonGaussianEvent(Checked):
-    """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part of it.
+    """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part.
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
@@ -61,15 +61,14 @@ class TruncatedPoissonGaussianEvent(Checked):
 class FixedSizeGaussianEvent(Checked):
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
-    When a unit enters such a sample another one leaves, so the Poisson bounds are false for it. It
-    is charged without amplification, except by the Renyi bound for replace-one neighbours, which
-    holds for zero-out, too: zero is one way to be replaced. Under add-or-remove, another unit
-    replaces the one that left, so even without amplification the sum moves by twice the clipping
-    norm.
+    When a unit enters such a sample another leaves, so Poisson bounds are false. It is charged
+    without amplification, except by the Renyi bound for replace-one neighbours. That holds for
+    zero-out, too: zero is one way to be replaced. Under add-or-remove, another unit replaces the
+    one that left: even without amplification the sum moves by twice the clipping norm.
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.
-        num_units: Number of units that the sample is drawn from; public.
+        num_units: Number of units to draw from; public.
         cohort: Number of units in every sample.
     """
 
@@ -98,7 +97,7 @@ class RandomStoppingEvent:
     Attributes:
         releases: Releases of each run, with counts; the same for all runs.
         mean_runs: Expected number of runs.
-        shape: Shape of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
+        shape: Of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
     """
 
     kind: ClassVar[str] = "random-stopping"
@@ -138,7 +137,7 @@ History: TypeAlias = (
 
 
 def freeze(history: History) -> FrozenHistory:
-    """Merge equal events and put them into one fixed order.
+    """Merge equal events and put them in one fixed order.
 
     Raises:
         ValueError: If a count is negative, no whole number, or larger than floats can count.
@@ -157,7 +156,7 @@ def freeze(history: History) -> FrozenHistory:
 
 
 def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
-    """Return the event as plain JSON values; `event` is its kind, as in entries of ledgers."""
+    """Return the event as plain JSON values; `event` is its kind, as in ledgers' entries."""
     written = encode(event)
     return {"event": written.pop("kind"), **written}
 
@@ -192,7 +191,7 @@ def release_from_dict(fields: Mapping[str, Any]) -> tuple[PrivacyEvent, int]:
     """Return an event and its count, as `history_to_list` described them.
 
     Raises:
-        ValueError: As for `event_from_dict`, or if the count is none.
+        ValueError: As for `event_from_dict`, or if `count` is no count up to 2^53.
     """
     count = fields["count"]
     require_count(count=count)

@@ -2,8 +2,8 @@
 
 The analytic calibration is exact at every epsilon (Balle and Wang 2018, "Improving the Gaussian
 Mechanism for Differential Privacy", theorem 8). The classic `sqrt(2 ln(1.25/delta)) / epsilon` was
-proved for epsilon below 1: there it wastes 30 to 58 % of the noise at delta 1e-5, and above about 8
-it adds too little. It is here for comparison only, like the naive split of a budget over rounds.
+proved for epsilon below 1. There it wastes 30 to 58 % of the noise at delta 1e-5; above about 8 it
+adds too little. It is here only for comparison, like the naive split of a budget over rounds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
 
     Args:
-        epsilon: Positive and finite epsilon.
-        delta: Delta in (0, 1).
+        epsilon: Positive and finite.
+        delta: In (0, 1).
 
     Returns:
         Noise standard deviation over the L2 sensitivity.
@@ -60,8 +60,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
     """Return the largest distance of two neighbours' fixed-size sums, in clipping norms.
 
-    A unit of a public roster that contributes zero stays in the sample. One that leaves the
-    population is replaced by another: the sum moves as if the unit's data were replaced.
+    A unit of a public roster that contributes zero stays in the sample. Another replaces one that
+    leaves the population: the sum moves as if its data were replaced.
     """
     return 1 if neighboring_relation is NeighboringRelation.ZERO_OUT else 2
 
@@ -71,8 +71,7 @@ def mu_squared(
 ) -> float:
     """Return the squared mu of one release in Gaussian DP; those of several add up, exactly.
 
-    It is `(distance / noise_multiplier)^2`; a sample of fixed size is charged without
-    amplification.
+    `(distance / noise_multiplier)^2`; a sample of fixed size is charged without amplification.
     """
     distance = neighboring_relation.distance
     if isinstance(event, FixedSizeGaussianEvent):
@@ -119,8 +118,8 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
 def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds: int) -> float:
     """Reproduce the heuristic `sqrt(2 q T ln(1/delta)) / epsilon` of user-level DP.
 
-    It charges the *expected* number of participations, though the server sees the actual one, and
-    drops a term of the moments bound. Instead, cap a client's participations at `k` and use
+    It charges *expected* participations, though the server sees the actual ones, and drops a term
+    of the moments bound. Instead, cap a client's participations at `k` and use
     `sqrt(k) * gaussian_noise_multiplier(epsilon, delta)`.
 
     Returns:
@@ -143,8 +142,8 @@ def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) 
     """Reproduce the literature's noise of each upload for `exposures` uploads of one client.
 
     `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian with the budget split
-    evenly. It grows with the uploads, where exact composition grows with their root, and its proof
-    ends where one upload's share of epsilon is above 1.
+    evenly. It grows with the uploads; exact composition grows with their root. Its proof ends where
+    one upload's share of epsilon is above 1.
 
     Returns:
         Noise standard deviation over the sensitivity, in each upload.
@@ -170,9 +169,9 @@ def _check(epsilon: float, delta: float) -> None:
 def naive_split(budget: PrivacyBudget, schedule: NoiseSchedule, rounds: int) -> tuple[float, ...]:
     """Return each round's noise multiplier under the naive split, for comparison.
 
-    It reads a schedule as epsilons that add up, gives each round an equal share of delta, and turns
-    each share into noise on its own, without composition or sampling. It uses the classic formula
-    for a round's epsilon up to 1, and the analytic one above.
+    A schedule's weights are epsilons that add up, at an equal share of delta each. Each round turns
+    into noise on its own, without composition or sampling: by the classic formula for its epsilon
+    up to 1, by the analytic one above.
 
     Raises:
         ValueError: If the schedule does not fit the rounds.

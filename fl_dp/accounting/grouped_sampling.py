@@ -1,4 +1,4 @@
-"""Laws with public groups of units, which take turns or have budgets of their own."""
+"""Laws with public groups of units, which take turns or have their own budgets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class CyclicSampling(Sampling):
     """Public groups that take turns, and secret coins inside the group whose turn it is.
 
     Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
-    two participations of a unit are at least `groups` indices apart, which correlated noise needs,
-    and each is amplified by its coin.
+    a unit's participations are at least `groups` indices apart, as correlated noise needs, and each
+    is amplified by its coin.
 
     Attributes:
         groups: Number of groups; a plan needs at least 2, as 1 is the law inside.
-        inside: The law of the cohort inside a group, by its own rate.
+        inside: The law of cohorts inside a group, by its own rate.
     """
 
     kind: ClassVar[str] = "cyclic"
@@ -64,7 +64,7 @@ class CyclicSampling(Sampling):
 
     @property
     def least_separation(self) -> int:
-        """The number of groups, as each has every such turn."""
+        """The number of groups, as each has every turn of its own."""
         return self.groups
 
     @property
@@ -95,7 +95,7 @@ class CyclicSampling(Sampling):
         return self.inside.event(noise_multiplier, self.largest_group(num_units))
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size, which is the same in all rounds."""
+        """Return the expected size, the same in all rounds."""
         return self.inside.expected_cohort(num_units) / self.groups
 
     def describe(self, unit: str = "client") -> str:
@@ -129,12 +129,12 @@ class CyclicSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRatesSampling(Sampling):
-    """A rate or a noise for each public group of units with a budget of its own.
+    """A rate or a noise for each public group of units with its own budget.
 
     With shared noise, a unit with a smaller budget takes part less often. Where each unit adds its
-    own noise, all take part in every round, a unit with a smaller budget adds more, and its message
-    is weighted by the inverse of its variance. A unit is charged at its own group's rate and noise:
-    neighbours differ in that unit, whose group is public.
+    own noise, all take part in every round. There a unit with a smaller budget adds more, and its
+    message is weighted by its inverse variance. A unit is charged at its own group's rate and
+    noise: neighbours differ in that unit, whose group is public.
 
     Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
     DP-SGD", its method Sample.
@@ -143,7 +143,7 @@ class OwnRatesSampling(Sampling):
         budgets: Epsilon of each group, increasing.
         shares: Share of the declared units in each group; public.
         rates: Probability of each unit of a group in each round; all 1 where units add the noise.
-        scales: The last group's noise over that of each group; empty: all 1.
+        scales: The last group's noise over each group's; empty: all 1.
     """
 
     kind: ClassVar[str] = "own-rates"
@@ -156,7 +156,7 @@ class OwnRatesSampling(Sampling):
     def at(
         cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
     ) -> OwnRatesSampling:
-        """Return the law before its rates or noises are found: a plan to budgets changes them.
+        """Return the law before a plan to budgets finds its rates or noises.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -234,7 +234,7 @@ class OwnRatesSampling(Sampling):
         return replace(self, scales=(*scales, 1.0))
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the indices whose coin came up, at each group's rate. See `Sampling.draw`."""
+        """Return the indices whose coin came up, at their groups' rates. See `Sampling.draw`."""
         if len(groups) != size:
             raise ValueError("groups are the ledger's: this selection needs a plan")
         numbers = np.asarray(groups, dtype=np.int64)
@@ -255,7 +255,7 @@ class OwnRatesSampling(Sampling):
         return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return the price of a release for a unit of a group, given that for the last group."""
+        """Return a release's price for a unit of a group, given that for the last group."""
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
             return replace(event, sampling_rate=self.rates[group])
         return _with_noise_over(event, self.own_groups[group].scale)
@@ -267,7 +267,7 @@ class OwnRatesSampling(Sampling):
         )
 
     def expected_weight(self, num_units: int) -> float:
-        """Return the expected sum of weights of a cohort; see `OwnGroup.weight`."""
+        """Return a cohort's expected sum of weights; see `OwnGroup.weight`."""
         return num_units * math.fsum(
             group.share * group.sampling_rate * group.weight for group in self.own_groups
         )
@@ -286,7 +286,7 @@ class OwnRatesSampling(Sampling):
 
 
 def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
-    """Return the event of one client's message with larger noise, by a factor of 1 / `scale`."""
+    """Return the event of one client's message with 1 / `scale` times the noise."""
     if isinstance(event, GaussianEvent | LaplaceEvent):
         return replace(event, noise_multiplier=event.noise_multiplier / scale)
     if isinstance(event, ZcdpEvent):

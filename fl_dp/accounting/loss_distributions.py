@@ -1,10 +1,10 @@
 """Privacy-loss distributions: one per event, convolved over events, rounded pessimistically.
 
 Koskela, Jalko and Honkela 2020; discretised as Doroshenko et al. 2022, "Connect the Dots": the mass
-of each interval of losses is split over its two ends so that its probability under *both*
-neighbours is kept, which can only raise delta. For the Gaussian the split is computed from the
-probabilities of intervals and not from differences of the privacy profile, which is both quicker
-and free of cancellation. Distributions and compositions are cached.
+of each interval of losses is split over its two ends, keeping its probability under *both*
+neighbours, which can only raise delta. For the Gaussian the split is computed from intervals'
+probabilities, not from differences of the privacy profile: quicker, and free of cancellation.
+Distributions and compositions are cached.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def distribution_epsilon(
 ) -> float:
     """Return the PLD bound on epsilon, infinite if an event has no distribution.
 
-    With `all_scores`, exponential draws are bounded by the release of all their noisy scores, where
-    a unit moves one score alone: better for the top of many.
+    With `all_scores`, exponential draws are bounded by the release of all their noisy scores, if a
+    unit moves only one: better for the top of many.
     """
     if not history:
         return 0.0
@@ -108,7 +108,7 @@ def losses_of_removal(
     The history is not empty.
 
     Returns:
-        The losses, increasing; their probabilities with the unit; and that of an infinite loss.
+        Increasing losses; their probabilities with the unit; and that of an infinite loss.
 
     Raises:
         NoDistribution: If an event has none.
@@ -238,7 +238,7 @@ def poisson_gaussian(
     loss of the mixture against the other, `log(1 - q + q e^((2x-1)/(2 z^2)))`, grows with x.
 
     Raises:
-        NoDistribution: If the noise is so small that the distribution is too long to compute.
+        NoDistribution: If the noise is so small that it is too long to compute.
     """
     z, q = noise_multiplier, sampling_rate
     lowest, highest = loss_of_mixture(np.array([-_TAIL * z, 1.0 + _TAIL * z]), z, q)
@@ -262,9 +262,9 @@ def poisson_gaussian(
 
 
 def _composed_length(probs: NDArray[np.float64], count: int) -> float:
-    """Return roughly the number of grid points that the library takes for `count` convolutions.
+    """Return roughly how many grid points the library takes for `count` convolutions.
 
-    It uses the library's Chernoff bounds, at fewer orders.
+    By its Chernoff bounds, at fewer orders.
     """
     longest = count * probs.size
     if longest <= _LONGEST:

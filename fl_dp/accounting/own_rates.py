@@ -1,10 +1,10 @@
 """Rates at which groups of units spend budgets of their own, under shared noise.
 
 With more noise every group may take part more often. So at one noise the groups, each at the rate
-that spends its own budget, fill the wanted cohort on average.
+that spends its budget, fill the wanted cohort on average.
 
 Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for DP-SGD",
-algorithm 2 (Sample). There the accountant is Renyi DP; here it is `tight_epsilon`.
+algorithm 2 (Sample), with `tight_epsilon` instead of Renyi DP.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def calibrate_own_rates(
 
     Args:
         rounds: Returns the charged rounds at a noise multiplier and a rate; spends less with more
-            noise, and more at a larger rate.
+            noise, more at a larger rate.
         budgets: Epsilon of each group, increasing.
         shares: Share of all units in each group; they add up to 1.
         sampling_rate: Mean rate over all units.
         delta: Delta of all groups.
-        others: Other releases, which every group pays for.
-        neighboring_relation: Defines which populations are neighbours.
+        others: Releases that every group also pays for.
+        neighboring_relation: Defines neighbours.
 
     Raises:
         ValueError: If an argument is out of range, or a group can't spend its budget.
@@ -97,7 +97,7 @@ def calibrate_own_rates(
         return sampling_rate - math.fsum(s * r for s, r in zip(shares, rates, strict=True))
 
     def noise_for(epsilon: float) -> float:
-        """Return the noise at which a group of that budget takes part at the mean rate."""
+        """Return the noise at which a group with that budget takes part at the mean rate."""
         return calibrate_noise(
             lambda noise: rounds(noise, sampling_rate),
             epsilon,

@@ -1,7 +1,7 @@
 """Renyi DP: one vector per event, added up over events, converted at the end.
 
-Mironov 2017; for Poisson samples Mironov, Talwar and Zhang 2019; for fixed-size samples Wang, Balle
-and Kasiviswanathan 2019; converted as Canonne, Kamath and Steinke 2020, proposition 12.
+Mironov 2017; Poisson samples: Mironov, Talwar and Zhang 2019; fixed-size samples: Wang, Balle and
+Kasiviswanathan 2019; conversion: Canonne, Kamath and Steinke 2020, proposition 12.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def renyi_divergences(
     neighboring_relation: NeighboringRelation,
     orders: tuple[float, ...] = ORDERS,
 ) -> NDArray[np.float64]:
-    """Return an upper bound on the Renyi divergence of one event at each order.
+    """Return an upper bound on one event's Renyi divergence at each order.
 
     Returns:
         Shape `(len(orders),)`, read-only; infinite where no bound is known.
@@ -126,8 +126,8 @@ def _divergences(
 def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np.float64]:
     """Integrate `E[(1 - q + q e^((2x-1)/(2 z^2)))^order]` over x ~ N(0, z^2), in the log domain.
 
-    The trapezoid rule is exact to float64 for a function this smooth at this step: the binomial
-    series of integer orders agrees to 1e-12, the alternating one of the others is far slower.
+    For a function this smooth the trapezoid rule is exact to float64 at this step: the binomial
+    series of integer orders agrees to 1e-12. The alternating one of the others is far slower.
     """
     alpha = np.array(orders)
     serial = (alpha == np.floor(alpha)) & (alpha > _LARGEST_INTEGRATED)
@@ -178,7 +178,7 @@ def _library(
 
 @contextmanager
 def quiet_orders() -> Iterator[None]:
-    """Keep dp-accounting from warning about orders whose series it leaves out: that is valid."""
+    """Silence dp-accounting's warning about orders whose series it leaves out: that is valid."""
     chatter = logging.getLogger("absl")
     before = chatter.level
     chatter.setLevel(logging.ERROR)

@@ -1,9 +1,9 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
-A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], its
-relative spend; the round's noise multiplier is `scale / weight`. Calibration solves for the one
-number `scale`, so that all rounds together spend the target. Composition does not depend on order,
-so a shape that spends early costs exactly as much as its mirror that spends late.
+A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
+multiplier is `scale / weight`. Calibration solves for `scale`, so that all rounds together spend
+the target. Composition does not depend on order: a shape that spends early costs exactly as much as
+its late mirror.
 
     >>> schedule = NoiseSchedule(name="step")
     >>> schedule.weights_of(4)
@@ -12,8 +12,8 @@ so a shape that spends early costs exactly as much as its mirror that spends lat
     (4.0, 4.0, 2.0, 2.0)
 
 A shape has few levels, as each distinct noise multiplier costs the accountant one privacy-loss
-distribution. The rounded weights are both charged *and* drawn, so the rounding can cost a little
-utility and never privacy.
+distribution. Rounded weights are both charged *and* drawn: rounding can cost a little utility,
+never privacy.
 
 References:
     Lee and Kifer 2018, "Concentrated differentially private gradient descent with adaptive
@@ -96,14 +96,14 @@ class NoiseSchedule(Arguments):
     `custom` takes one weight per round.
 
     Attributes:
-        name: The shape: constant, seed_rule, linear, exponential, step, cosine or custom.
-        spend: Where the larger part of the budget goes, "early" or "late"; one is the other in
-            reverse. None is the shape's own: early for seed_rule, late for all others. Must be None
-            for custom, whose weights have an order.
+        name: The shape.
+        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None is the
+            shape's own: early for seed_rule, late for all others. Must be None for custom, whose
+            weights have an order.
         floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
         levels: Most distinct weights. None allows one for each round.
         weights: For custom only: one per round, positive and finite, in any unit; the largest
-            becomes 1 and the smallest must be at least 1e-6 of it.
+            becomes 1, the smallest must be at least 1e-6 of it.
     """
 
     name: str = "constant"
@@ -167,7 +167,7 @@ class NoiseSchedule(Arguments):
 
     @property
     def spends_early(self) -> bool:
-        """Whether the larger part of the budget goes to the first rounds; False for custom."""
+        """Whether most of the budget goes to the first rounds; False for custom."""
         if self.spend is None:
             return self.name == "seed_rule"
         return self.spend == _EARLY
@@ -175,11 +175,11 @@ class NoiseSchedule(Arguments):
     def weights_of(self, rounds: int) -> tuple[float, ...]:
         """Return the relative spend of each round.
 
-        A shape with more than `levels` distinct weights becomes piecewise constant: the rounds,
-        ordered by weight, are cut into at most `levels` blocks of about equal size, and equal
-        weights always share a block. Each block's weight is the root mean square of its members,
-        which keeps the sum of squares. Then all are divided by the largest, so that `scale` remains
-        the smallest multiplier; calibration makes up for that factor.
+        A shape with more than `levels` distinct weights becomes piecewise constant: rounds, ordered
+        by weight, are cut into at most `levels` blocks of about equal size. Equal weights always
+        share a block. A block's weight is its members' root mean square, which keeps the sum of
+        squares. Then all are divided by the largest, so `scale` remains the smallest multiplier;
+        calibration makes up for that factor.
 
         Returns:
             One weight per round, in (0, 1]; the largest is exactly 1, and weights of one level are
@@ -216,8 +216,7 @@ class NoiseSchedule(Arguments):
         sensitivity.
 
         Raises:
-            ValueError: If scale is not positive and finite, rounds is below 1, or rounds is not the
-                number of custom weights.
+            ValueError: If scale is not positive and finite, or as for `weights_of`.
         """
         require_positive(scale=scale)
         return tuple(scale / weight for weight in self.weights_of(rounds))

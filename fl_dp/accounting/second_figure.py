@@ -4,15 +4,15 @@
     >>> second_figure(history, 1e-5, ours=epsilon(history, 1e-5)).epsilon
     3.502...
 
-Each release becomes an event of that library, its accountant composes them, and none of our bounds,
-distributions or convolutions takes part. The two figures share the list of events: that a round is
+Each release becomes an event of that library, and its accountant composes them: none of our bounds,
+distributions or convolutions takes part. The two figures share the list of events; that a round is
 charged as the right one can be checked only in `fl_dp/plan/` and `fl_dp/mechanisms/`. For truncated
-samples, Laplace noise and samples of fixed size our own bounds call functions of that library, so
-there only the composition is computed twice.
+samples, Laplace noise and fixed-size samples our bounds call that library's functions, so only the
+composition is computed twice.
 
-The events determine the grid of the losses: the variance that rounding to it adds, a twelfth of the
-interval squared, is at most half a per cent of the variance of the losses. Where a finer grid costs
-little, it is finer. A history whose grid would take many seconds has no second figure.
+The events determine the grid of the losses. Rounding to it adds the variance of a twelfth of the
+interval squared: at most half a per cent of the losses' variance, less where a finer grid costs
+little. A history whose grid would take many seconds has no second figure.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _RELATIONS = {
 
 
 class _NoFigure(ValueError):
-    """dp-accounting has no figure for a history, or a slow one; the text says why."""
+    """dp-accounting has no figure for a history, or only a slow one; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondFigure:
-    """Epsilon as dp-accounting computes it, or why it computes none.
+    """Epsilon as dp-accounting computes it.
 
     Attributes:
         how: The accountant and its neighbours, or why there is no figure.
@@ -92,7 +92,7 @@ class SecondFigure:
 
     @property
     def above_ours(self) -> bool:
-        """Whether it is larger than ours by more than discretisation explains."""
+        """Whether it exceeds ours by more than discretisation explains."""
         return self.difference > TOLERANCE
 
 
@@ -106,16 +106,16 @@ def second_figure(
 ) -> SecondFigure:
     """Return the epsilon at `delta` that dp-accounting computes for the releases.
 
-    There is none if that library has no event for a release under that relation, if the history is
-    so large that its figure would take many seconds, or if our bound is a gate's guarantee.
+    There is none if that library has no event for a release under that relation, the figure would
+    take many seconds, or our bound is a gate's guarantee.
 
     Args:
         history: All releases.
         delta: Delta in (0, 1).
-        ours: Our bounds for the same history. The smallest is compared with distributions of
-            losses, that of Renyi DP with Renyi DP.
-        neighboring_relation: Defines which populations are neighbours.
-        slack: Lambda, twice of which is added to epsilon, as it is to ours.
+        ours: Our bounds for the same history: the smallest is compared with distributions of
+            losses, `rdp` with Renyi DP.
+        neighboring_relation: Defines neighbours.
+        slack: Lambda, twice of which is added to epsilon, as to ours.
     """
     if ours.best_name == "filter":
         return SecondFigure(
@@ -226,7 +226,7 @@ def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
     """Return the interval of the grid of privacy losses.
 
     Raises:
-        _NoFigure: If the grid that is needed would take too long.
+        _NoFigure: If the needed grid would take too long.
     """
     spans = [_span_and_variance(event, relation) for event, _ in history]
     width = sum(span for span, _ in spans)
@@ -245,7 +245,7 @@ def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
 
 
 def _span_and_variance(event: PrivacyEvent, relation: NeighboringRelation) -> tuple[float, float]:
-    """Return roughly the span of the privacy losses of one release, and their variance."""
+    """Return roughly the span of one release's privacy losses, and their variance."""
     distance = float(relation.distance)
     match event:
         case GaussianEvent(noise_multiplier=z):

@@ -24,7 +24,7 @@ _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 def usual_colluding(nodes: int) -> int:
-    """Return the default number of colluding nodes."""
+    """Return the default number of colluding nodes, out of `nodes`."""
     return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 

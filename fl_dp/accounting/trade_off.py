@@ -3,8 +3,8 @@
     >>> curve = trade_off({PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100})
     >>> curve(np.array([0.001, 0.01]))
 
-An adversary sees the releases and guesses whether one unit took part. A false positive is a wrong
-guess that it did. No adversary lies above the curve, whatever it computes.
+An adversary sees the releases and guesses whether one unit took part; a false positive is a wrong
+"yes". No adversary lies above the curve, whatever it computes.
 
 Reference:
     Wasserman and Zhou 2010; Dong, Roth and Su 2022, "Gaussian Differential Privacy".
@@ -71,11 +71,11 @@ def trade_off(
 ) -> TradeOff:
     """Return the curve that the releases in `history` allow together.
 
-    Exact where all are Gaussians without sampling; otherwise from the privacy-loss distribution,
-    which is rounded so that the curve can only lie too high.
+    Exact if all are Gaussians without sampling; otherwise from the privacy-loss distribution,
+    rounded so that the curve can only lie too high.
 
     Raises:
-        ValueError: If an event has no privacy-loss distribution, or one too long to compute.
+        ValueError: If an event has no such distribution, or one too long to compute.
     """
     frozen = freeze(history)
     if not frozen:
