@@ -169,9 +169,9 @@ def _check(epsilon: float, delta: float) -> None:
 def naive_split(budget: PrivacyBudget, schedule: NoiseSchedule, rounds: int) -> tuple[float, ...]:
     """Return each round's noise multiplier under the naive split, for comparison.
 
-    A schedule's weights are epsilons that add up, at an equal share of delta each. Each round turns
-    into noise on its own, without composition or sampling: by the classic formula for its epsilon
-    up to 1, by the analytic one above.
+    A schedule is read as epsilons that add up, and each round gets an equal share of delta. Each is
+    turned into noise on its own, without composition or sampling: by the classic formula up to an
+    epsilon of 1, by the analytic one above.
 
     Raises:
         ValueError: If the schedule does not fit the rounds.

@@ -4,7 +4,7 @@ With more noise every group may take part more often. So at one noise the groups
 that spends its budget, fill the wanted cohort on average.
 
 Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for DP-SGD",
-algorithm 2 (Sample), with `tight_epsilon` instead of Renyi DP.
+algorithm 2 (Sample). There the accountant is Renyi DP, here `tight_epsilon`.
 """
 
 from __future__ import annotations

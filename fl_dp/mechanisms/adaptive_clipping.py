@@ -1,9 +1,8 @@
 """A clipping norm that follows a quantile of the update norms, privately.
 
-Each client sends, with its clipped update, whether it stayed *un*clipped. The noisy share of those
-moves the norm geometrically towards the one that leaves `target_quantile` of the updates unclipped.
-Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm
-1.
+With its clipped update, each client sends whether it stayed *un*clipped. The noisy share of those
+moves the norm geometrically to where `target_quantile` of the updates stay unclipped. Reference:
+Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.
 
     >>> rule = AdaptiveClipping(target_quantile=0.5)
     >>> rule.next_norm(1.0, noisy_bit_sum=-20.0, denominator=100.0)  # most were clipped: grow
@@ -33,7 +32,7 @@ class AdaptiveClipping(Arguments):
 
     Attributes:
         norm: Clipping norm of the first round.
-        target_quantile: Share of the updates that stays unclipped, in (0, 1).
+        target_quantile: Share of updates that stays unclipped, in (0, 1).
         learning_rate: Largest change of the norm's logarithm in one round.
     """
 
@@ -67,9 +66,9 @@ class AdaptiveClipping(Arguments):
 
         Args:
             clipping_norm: The norm that this round's clients used.
-            noisy_bit_sum: The released sum of the units' bits (1/2 if unclipped, -1/2 if clipped),
-                noise included.
-            denominator: The public constant that sums are divided by: the expected cohort.
+            noisy_bit_sum: The released sum of bits (1/2 if unclipped, -1/2 if clipped), noise
+                included.
+            denominator: The public divisor of sums: the expected cohort.
         """
         # C exp(-eta (b - gamma)), algorithm 1; b is a share, so noise can't take it out of [0, 1].
         unclipped = min(1.0, max(0.0, noisy_bit_sum / denominator + 0.5))
@@ -77,18 +76,18 @@ class AdaptiveClipping(Arguments):
 
 
 def default_bit_noise_std(denominator: float) -> float:
-    """Return the usual noise on the sum of bits, a twentieth of the expected cohort."""
+    """Return the usual noise's standard deviation on the sum of bits, 0.05 expected cohorts."""
     return denominator / 20.0
 
 
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
-    """Return the updates' noise multiplier with which they and the bits cost `noise_multiplier`.
+    """Return the updates' noise multiplier at which they and the bits cost `noise_multiplier`.
 
     `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is
     `2 sigma_b`, where `bit_noise_std` is the standard deviation of the noise on their sum.
 
     Raises:
-        ValueError: If the bits alone cost as much: `bit_noise_std` must be above half of
+        ValueError: If the bits alone cost as much: `bit_noise_std` must exceed half of
             `noise_multiplier`.
     """
     require_positive(noise_multiplier=noise_multiplier, bit_noise_std=bit_noise_std)

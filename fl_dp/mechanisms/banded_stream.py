@@ -1,21 +1,20 @@
 """Gaussian noise that later releases partly subtract again.
 
-Every release gets fresh noise minus a weighted sum of the last releases' noise, in integers:
+Every release gets fresh noise less a weighted sum of the last releases' noise, in integers:
 
     carried_t = floor(sum_j c_j zeta_(t-j) + 1/2), j from 1 to bands - 1
     zeta_t = z_t - carried_t
 
-So the noise of all releases is C^-1 z, rounded, where C is lower triangular with c_0 = 1, c_1, ...
-below its diagonal. The noise of neighbouring releases mostly has opposite signs, and a model that
-adds them up keeps less of it than of independent noise.
+So the noise of all releases is C^-1 z, rounded; C is lower triangular with c_0 = 1, c_1, ... below
+its diagonal. Neighbouring releases' noise mostly has opposite signs: a model that adds them up
+keeps less than of independent noise.
 
     >>> stream = BandedStream((4096, 2895, 2486, 2151))
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
 
-Coefficients are integers, in units of 2^-12, so that float64 holds the weighted sum exactly: its
-order does not matter, and one product of a BLAS computes it. Given all earlier releases, each
-release is therefore an integer Gaussian around an integer, and no floating-point trace reveals what
-it hides.
+Coefficients are integers in units of 2^-12, so float64 holds the weighted sum exactly: its order
+does not matter, and one BLAS product computes it. Given all earlier releases, each release is
+therefore an integer Gaussian around an integer; no floating-point trace reveals what it hides.
 
 References: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"; Kalinin and
 Lampert 2024, "Banded Square Root Matrix Factorization for Differentially Private Model Training".
@@ -83,9 +82,9 @@ def column_norm(coefficients: Sequence[int]) -> float:
 class BandedStream(NoiseStream):
     """Noise that later releases partly subtract: zeta_t = z_t - floor(sum_j c_j zeta_(t-j) + 1/2).
 
-    Privacy: releases whose units take part at least `bands` indices apart are as private as if each
-    participation were one Gaussian release of multiplier z, with fresh noise of the scale of
-    `BandedGaussianMechanism`, for one unit, zero-out neighbours, against anyone who sees all
+    Privacy: if units take part at least `bands` indices apart, and fresh noise has the scale of
+    `BandedGaussianMechanism`, releases are as private as if each participation were one Gaussian
+    release of multiplier z, for one unit, zero-out neighbours, against anyone who sees all
     releases. A cut keeps that. Memory holds the noise of the last `bands - 1` releases: an intruder
     there can open as many sums.
 
@@ -98,8 +97,8 @@ class BandedStream(NoiseStream):
         """Begin without memory, with coefficients as from `accounting.optimal_coefficients`.
 
         Raises:
-            ValueError: If they are no first column of a correlation, or float64 could not hold the
-                weighted sums.
+            ValueError: As by `require_coefficients`, or if float64 could not hold the weighted
+                sums.
         """
         require_coefficients(coefficients)
         super().__init__()
@@ -114,12 +113,12 @@ class BandedStream(NoiseStream):
 
     @property
     def bands(self) -> int:
-        """Number of releases that one draw affects, its own included; 1 is independent noise."""
+        """Number of releases that one draw affects, its own included; 1: independent noise."""
         return len(self.coefficients)
 
     @property
     def remembered(self) -> int:
-        """Number of releases whose noise is in memory; it is as secret as the sums it hides."""
+        """Number of releases whose noise is in memory, as secret as the sums it hides."""
         return min(self._since_cut, self.bands - 1)
 
     def _forget(self) -> None:
@@ -161,7 +160,7 @@ class BandedStream(NoiseStream):
 
 
 def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the part that the next release subtracts; known before anybody is asked."""
+    """Return what the next release subtracts; known before anybody is asked."""
     carried: NDArray[np.float64] = weights @ memory
     carried += 0.5
     return np.floor(carried, out=carried).astype(np.int64)
@@ -174,7 +173,7 @@ def noise_bits(coefficients: tuple[int, ...]) -> int:
     Float64 has to hold every weighted sum of earlier noise, in units of 2^-12 steps.
 
     Raises:
-        ValueError: If the sums could get so large that the grid would be too coarse.
+        ValueError: If large sums would need too coarse a grid.
     """
     spread = _spread(coefficients)
     for bits in range(NOISE_BITS, _LEAST_BITS - 1, -1):
@@ -228,14 +227,14 @@ def inverse_norms(coefficients: tuple[int, ...]) -> tuple[float, float]:
 class BandedGaussianMechanism(GaussianMechanism):
     """The Gaussian mechanism whose noise comes from a `BandedStream`.
 
-    `law` is that of the fresh noise, and wider than a lone release's: a participation moves as many
-    releases as there are bands, by the norm of a column of C, and rounding by a hair more.
+    `law` is the fresh noise's, wider than a lone release's: a participation moves as many releases
+    as there are bands, by the norm of a column of C, and rounding by a hair more.
 
     Privacy: as `BandedStream` says; a release with other noise is not private.
 
     Attributes:
-        noise_multiplier: Noise multiplier z of one participation. The noise on the sum is larger by
-            the column's norm.
+        noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by the
+            column's norm.
         coefficients: Coefficients of the stream.
         size: Number of coordinates of the sum.
     """
@@ -256,15 +255,15 @@ class BandedGaussianMechanism(GaussianMechanism):
 
     @property
     def noise_scale(self) -> float:
-        """Standard deviation of the fresh noise without the part for rounding; it sets the grid."""
+        """Standard deviation of the fresh noise without rounding's part; it sets the grid."""
         return self.noise_multiplier * column_norm(self.coefficients) * self.clipping_norm
 
     @property
     def grid(self) -> float:
         """The grid step: a power of two of the clipping norm.
 
-        A stream has one law in grid steps. Where the norm follows a quantile, the step follows the
-        norm, and carried noise is in units of it.
+        A stream has one law in grid steps. Where the norm follows a quantile, the step follows it,
+        and so does the unit of carried noise.
         """
         per_norm = self.noise_multiplier * column_norm(self.coefficients)
         bits = noise_bits(self.coefficients)
@@ -294,10 +293,9 @@ def banded_noise_scale(
 ) -> float:
     """Return the scale of the fresh noise at which a participation costs one Gaussian event.
 
-    Given the releases so far, two data sets that differ in one participation have centres that
-    differ by its column of C times the update, and by less than one step per coordinate for
-    rounding, in each of the next releases within the bands: together `|c| K + sqrt((bands - 1)
-    size)`.
+    Given the releases so far, one participation moves the centres by its column of C times the
+    update, and by less than one step per coordinate for rounding, in each of the next releases
+    within the bands: together `|c| K + sqrt((bands - 1) size)`.
 
     Args:
         noise_multiplier: Noise multiplier z of the event.

@@ -1,12 +1,11 @@
-"""Integers drawn by buckets of equal width: exact proposals, of which some are accepted.
+"""Integers drawn by buckets of equal width: exact proposals, some of which are accepted.
 
-The integers are cut into buckets of one power-of-two width. Exact 64-bit integer weights draw a
-bucket, the offset inside it is uniform, and the pair is accepted with the ratio of the target to
-the proposal. The acceptance thus undoes the weights' rounding, and only the float64 error of the
-target's density remains.
+The buckets have one power-of-two width. Exact 64-bit integer weights draw a bucket, the offset
+inside is uniform, and the pair is accepted with the ratio of target to proposal. Acceptance thus
+undoes the weights' rounding; only the float64 error of the target's density remains.
 
-Nearly every draw takes one word and two table look-ups: its upper bits give the bucket, its lower
-ones the offset, those in between toss the coin. More bits decide the few open cases.
+Nearly every draw takes one word and two table look-ups: upper bits give the bucket, lower ones the
+offset, those between toss the coin. More bits decide the few open cases.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _REST_BITS = np.uint64(64 - _SLOT_BITS)
 
 
 class _Work(threading.local):
-    """Work arrays of one thread: fresh memory for each chunk costs more than the draws."""
+    """Work arrays of one thread: fresh memory per chunk costs more than the draws."""
 
     def __init__(self) -> None:
         self.words = np.empty(CHUNK + 2, dtype=np.uint64)
@@ -64,10 +63,9 @@ class Buckets:
         """Build the table.
 
         Args:
-            mass: Mass of the envelope in each bucket, up to a common factor; the middle one is
+            mass: The envelope's mass in each bucket, up to a common factor; the middle one is
                 large.
-            least: A lower bound on the density over the envelope in each bucket; 0 always computes
-                it.
+            least: Lower bound on density over envelope in each bucket; 0 always computes it.
             first: Number of the first bucket, which begins at `first << width_bits`.
             width_bits: The buckets' width as a power of two, at most 30.
         """
@@ -95,7 +93,7 @@ class Buckets:
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return proposals, at most `CHUNK`, and the indices of the rejected ones, ascending."""
+        """Return proposals, at most `CHUNK`, and the rejected ones' indices, ascending."""
         words = rng.words(count, room=_work.words)
         slot, sure_below = _work.slot[:count], _work.sure_below[:count]
         bits = slot.view(np.uint64)
@@ -137,12 +135,12 @@ class Buckets:
 
 
 def width_bits(scale: float) -> int:
-    """Return the width of the buckets of a law of that scale, as a power of two."""
+    """Return a law's width of buckets by its scale, as a power of two."""
     return max(0, int(np.floor(np.log2(scale))) - BUCKETS_A_SCALE)
 
 
 def _integer_weights(mass: NDArray[np.float64]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return integer weights that sum to 2^64 and the real ones, each at most its integer."""
+    """Return integer weights that sum to 2^64, and real ones, each at most its integer."""
     ideal = mass * (2.0**64 * (1 - 2.0**-20) / float(mass.sum()))
     # Rounded up, so that no acceptance ratio exceeds 1; the 2^-20 leaves room for it.
     weights = [int(weight) + 1 for weight in ideal]

@@ -1,8 +1,8 @@
 """Several sums over one cohort, released together as *one* Gaussian.
 
 A round releases more than the sum of updates: the number of contributions, the number of unclipped
-updates (for adaptive clipping), or a metric that clients measured. Each sum gets noise of its own,
-and together they cost one Gaussian of multiplier `z`, if `z^-2` is the sum of the parts'.
+updates (for adaptive clipping), or a metric of the clients. Each sum gets its own noise. Together
+they cost one Gaussian of multiplier `z`, if `z^-2` is the sum of the parts'.
 
     >>> bundle = GaussianBundle(
     ...     noise_multiplier=1.0, clipping_norms=(0.5,), scalar_noise_std=5.0, unclipped_bit=True
@@ -66,9 +66,9 @@ class ScalarMetric(Arguments):
             )
 
     def centred(self, value: float) -> float:
-        """Return the value in [-1/2, 1/2], 0 for the middle of the range.
+        """Return the value in [-1/2, 1/2]; the middle of the range is 0.
 
-        A missing unit and a NaN count as the middle: that halves the sensitivity.
+        A missing unit and a NaN count as the middle, which halves the sensitivity.
         """
         if math.isnan(value):
             return 0.0
@@ -98,13 +98,13 @@ class GaussianBundle:
         noise_multiplier: The charged multiplier of the whole.
         clipping_norms: L2 bound on one unit's whole update, or one bound per array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
-        metrics: Metrics of the clients that are summed, too.
+        metrics: Metrics of the clients, summed, too.
         scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
             centred metrics; needed only with either.
-        count_noise_std: Standard deviation of the noise on the number of units that contribute
-            (whose update is finite and not zero); None: they are not counted.
-        coefficients: Coefficients of the stream of the updates' noise; None: the noise of rounds is
-            independent. Scalars always have independent noise.
+        count_noise_std: Standard deviation of the noise on the number of contributing units (whose
+            update is finite and not zero); None: they are not counted.
+        coefficients: Of the updates' noise stream; None: rounds have independent noise. Scalars
+            always have it.
         size: Number of coordinates of the sum of updates; `coefficients` need it for the noise's
             scale.
     """
@@ -135,7 +135,7 @@ class GaussianBundle:
         """Return a bundle of the same price whose count gets half of what the scalars leave.
 
         The updates get up to 1.42 times their noise. For a round that has to show whether anybody
-        contributes. Returns itself without a count, or with noise that is correlated over rounds.
+        contributes. Returns itself without a count, or with noise correlated over rounds.
         """
         if self.count_noise_std is None or self.coefficients is not None:
             return self
@@ -145,7 +145,7 @@ class GaussianBundle:
 
     @property
     def scalars(self) -> int:
-        """Number of scalars that go with each update."""
+        """Number of scalars with each update."""
         return int(self.count_noise_std is not None) + self._centred
 
     @property
@@ -155,7 +155,7 @@ class GaussianBundle:
 
     @cached_property
     def updates(self) -> GaussianMechanism:
-        """The mechanism of the sum of updates: a little more noise than a lone sum would need."""
+        """The mechanism of the sum of updates: a little more noise than a lone sum needs."""
         multiplier = self.noise_multiplier
         if self.count_noise_std is not None:
             require_positive(count_noise_std=self.count_noise_std)
@@ -232,7 +232,7 @@ class GaussianBundle:
         are left out.
 
         Args:
-            update_norm: L2 norm of its update before clipping; not finite counts as clipped.
+            update_norm: Its update's L2 norm before clipping; not finite counts as clipped.
             measured: Its metrics by name; a missing one counts as the middle of its range.
             weight: Factor on its clipped update; with 0 it does not contribute.
         """
@@ -258,8 +258,8 @@ class GaussianBundle:
     def scalar_noise(self, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw fresh noise for one release of the scalars.
 
-        It never comes from the stream of the updates' noise: each scalar has a law and a grid of
-        its own, and a stream with memory carries noise in steps of one grid.
+        It never comes from the updates' noise stream: each scalar has its own law and grid, and a
+        stream with memory carries noise in steps of one grid.
 
         Returns:
             Integers in each scalar's grid steps, shape `(scalars,)`.

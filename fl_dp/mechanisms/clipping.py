@@ -26,7 +26,7 @@ class Norm(StrEnum):
 
 
 def l1_norm(vector: NDArray[np.float64]) -> float:
-    """Return the L1 norm over all entries in float64; NaN stays NaN; overflow gives infinity."""
+    """Return the L1 norm over all entries in float64; NaN stays NaN, overflow gives infinity."""
     flat = vector.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return _sum_of_blocks([float(np.abs(block).sum()) for block in _blocks(flat)])
@@ -50,14 +50,14 @@ def clip_by_norm(
 ) -> NDArray[np.float64]:
     """Scale `vector` down so that its norm is at most `clipping_norm` (flat clipping).
 
-    Privacy: whatever one unit sends, its contribution to a sum moves it by at most `clipping_norm`
-    in that norm (add/remove and zero-out neighbours; twice that if a unit's data is replaced by
-    another's). A vector with a NaN, an infinity or a norm beyond float64 contributes zero: dropping
-    the unit instead would make the cohort's size depend on its data.
+    Privacy: whatever one unit sends moves a sum by at most `clipping_norm` in that norm (add/remove
+    and zero-out neighbours; twice that if a unit's data is replaced by another's). A vector with a
+    NaN, an infinity or a norm beyond float64 contributes zero: if the unit were dropped instead,
+    the cohort's size would depend on its data.
 
     Args:
         vector: Real numbers of any shape and dtype, 0-d and integers included.
-        clipping_norm: Bound on the norm, positive and finite, in the units of the vector.
+        clipping_norm: Bound on the norm, positive and finite, in the vector's units.
         norm: Norm over all entries jointly, L2 by default.
 
     Returns:

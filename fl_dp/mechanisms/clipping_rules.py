@@ -42,10 +42,10 @@ class FixedClipping(Arguments):
 class PerLayerClipping(Arguments):
     """One L2 bound per floating-point array, equal in all rounds (McMahan et al. 2018, 3).
 
-    The sensitivity of the whole is the root of the sum of their squares.
+    The whole's sensitivity is the root of the sum of their squares.
 
     Attributes:
-        norms: One bound per floating-point array of the model, in the model's order.
+        norms: One bound per floating-point array, in the model's order.
     """
 
     kind: ClassVar[str] = "per-layer"
@@ -91,7 +91,7 @@ def require_clipping(clipping: object) -> None:
     """Refuse everything but the three rules.
 
     A user's own rule can't be charged: no check shows that it bounds what it claims to, and a
-    ledger could not distinguish it from another one of the same name.
+    ledger could not distinguish it from another of the same name.
 
     Raises:
         TypeError: With what to write instead.

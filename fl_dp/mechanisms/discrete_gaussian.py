@@ -2,12 +2,11 @@
 
 `P[X = x]` is proportional to `exp(-x^2 / (2 s^2))` on the integers (Canonne, Kamath and Steinke
 2020, "The Discrete Gaussian for Differential Privacy"). Drawn by `buckets`, every integer's
-probability is right to a relative 2^-49, so the log-likelihood ratio of any d coordinates is off by
-at most d * 2^-48. A sampler that inverts a 53-bit uniform can't reach that: at s = 2^30 it misses
-some integers and hits others twice.
+probability is right to a relative 2^-49, so the log-likelihood ratio of d coordinates is off by at
+most d * 2^-48. Inverting a 53-bit uniform can't reach that: at s = 2^30 it misses some integers and
+hits others twice.
 
-For a real centre (`sample_around`) the proposals are a little wider, and the acceptance contains
-the centre.
+Around a real centre (`sample_around`), proposals are a little wider and acceptance contains it.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ NO_FRACTIONS = 2.0**52
 
 
 class DiscreteGaussian(IntegerLaw):
-    """The law N_Z(0, scale^2): integers, `scale` in units of the grid, not a noise multiplier."""
+    """The law N_Z(0, scale^2): integers, `scale` in grid units, not a noise multiplier."""
 
     def __init__(self, scale: float) -> None:
         """Build the table for a scale between 0.05 and 2^34.
 
-        The standard deviation is `scale` to 1e-6 for `scale >= 1` and smaller below.
+        The standard deviation is `scale` to 1e-6 for `scale >= 1`, smaller below.
 
         Raises:
             ValueError: If `scale` is outside that range.
@@ -47,7 +46,7 @@ class DiscreteGaussian(IntegerLaw):
 
     @cached_property
     def _off_centre(self) -> _Proposals:
-        """The table whose proposals cover the law around every centre in [-1/2, 1/2]."""
+        """The table that covers the law around every centre in [-1/2, 1/2]."""
         return _Proposals(self.scale, off=0.5)
 
     def sample_around(self, centres: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.int64]:
@@ -55,10 +54,10 @@ class DiscreteGaussian(IntegerLaw):
 
         `P[X = x]` is proportional to `exp(-(x - centre)^2 / (2 s^2))` on the integers. The mean is
         the centre to 1e-16 for `s >= 1.5`, so real values get onto the grid without a rounding
-        error of their own. Every integer's probability is right to a relative 2^-49.
+        error. Every integer's probability is right to a relative 2^-49.
 
         Args:
-            centres: Real numbers in units of the grid, float64 of shape `(d,)`.
+            centres: Real numbers in grid units, float64 of shape `(d,)`.
             rng: Source of the draws.
 
         Returns:
@@ -111,7 +110,7 @@ class DiscreteGaussian(IntegerLaw):
 
 @lru_cache(maxsize=16)
 def discrete_gaussian(scale: float) -> DiscreteGaussian:
-    """Return the law of a scale; the last ones are cached, as a table takes milliseconds."""
+    """Return a scale's law; the last ones are cached, as a table takes milliseconds."""
     return DiscreteGaussian(scale)
 
 
@@ -119,7 +118,7 @@ class _Proposals:
     """Proposals for N_Z(f, scale^2) with any |f| <= `off`, and their acceptance.
 
     An integer is proposed by its bucket's largest value of the envelope `exp(-p^2 / (2 s^2))`,
-    `p = max(0, |x| - off)`: no centre's density exceeds it. With `off` 1/2 that accepts
+    `p = max(0, |x| - off)`, which no centre's density exceeds. With `off` 1/2 that accepts
     `1 / (1 + 1 / (s sqrt(2 pi)))`: 88 % at s = 3, 99 % at 33.
     """
 
@@ -143,9 +142,9 @@ class _Proposals:
     def log_ratio(
         self, x: NDArray[Any], centre: NDArray[np.float64] | float, envelope: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Log of the density at `x` around `centre` over the envelope `exp(-p^2 / (2 s^2))`.
+        """Log of the density at `x` around `centre` over the envelope.
 
-        As a product, so that nothing cancels; `x` plus or minus `p` is exact.
+        As a product, so nothing cancels; `x` plus or minus `p` is exact.
         """
         apart = (x - envelope) - centre
         return -(apart * ((x + envelope) - centre)) / (2.0 * self.scale**2)
@@ -153,11 +152,11 @@ class _Proposals:
     def centred(
         self, value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
     ) -> NDArray[np.float64]:
-        """Return the odds of values of the law around 0. See `buckets.Odds`."""
+        """Return the odds of values around 0. See `buckets.Odds`."""
         return np.exp(self.log_ratio(value, 0.0, self.envelope[bucket]))
 
     def around(self, centre: NDArray[np.float64]) -> Odds:
-        """Return the odds of values of the law around a centre for each draw."""
+        """Return the odds of values around a centre for each draw."""
 
         def odds(
             value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
@@ -170,7 +169,7 @@ class _Proposals:
 def _densities(points: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     """Return `exp(-p^2 / (2 scale^2))` for multiples of 1/2, to a relative 2^-51 in every tail.
 
-    In float64 an exponent of 40 alone would be wrong by 2^-48. In integers it is not.
+    In float64, unlike in integers, an exponent of 40 alone would be wrong by 2^-48.
     """
     above, below = float(scale).as_integer_ratio()
     densities = []

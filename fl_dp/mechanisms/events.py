@@ -1,11 +1,11 @@
-"""Events of mechanisms: one release of each as plain data, without any interpretation.
+"""Events of mechanisms: one release of each as plain data, without interpretation.
 
-A mechanism returns its own event (`GaussianMechanism.event`), so that the charge can't differ from
-what runs. Events of sampled cohorts are in `fl_dp/accounting/events.py`.
+A mechanism returns its own event (`GaussianMechanism.event`), so the charge can't differ from what
+runs. Events of sampled cohorts are in `fl_dp/accounting/events.py`.
 
-Multipliers are relative to the most that one unit moves when its contribution is replaced by
-nothing: the clipping norm, under zero-out and add-or-remove neighbours. The accountants convert
-them for the other relations; no event is ever rescaled by hand.
+Multipliers are relative to the most that one unit moves when nothing replaces its contribution: the
+clipping norm, under zero-out and add-or-remove neighbours. Accountants convert them for the other
+relations; no event is ever rescaled by hand.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class ExponentialEvent(Checked):
     """Draws of the exponential mechanism, or of any other of that bounded range.
 
     Attributes:
-        epsilon: Range of the log-likelihood ratio of one draw: one draw is epsilon-DP and `epsilon
-            ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
+        epsilon: Range of one draw's log-likelihood ratio: one draw is epsilon-DP and `epsilon ** 2
+            / 8`-zCDP (Dong, Durfee and Rogers 2020).
         draws: Number of draws without replacement (the top of one set of Gumbel scores).
-        one_coordinate: Whether a unit moves one score alone; then the release of all noisy scores
+        one_coordinate: Whether a unit moves one score alone: the release of all noisy scores then
             bounds that of the top ones.
     """
 
@@ -88,7 +88,7 @@ class ExponentialEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ZcdpEvent(Checked):
-    """Any release that is known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
+    """Any release known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
 
     Attributes:
         rho: The parameter; a Gaussian of noise multiplier z has `1 / (2 z^2)`.

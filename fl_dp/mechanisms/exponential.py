@@ -34,15 +34,14 @@ class ExponentialMechanism(Arguments):
     who sees the choice. `select_top` with `k` is `k` such draws, one after the other.
 
     Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is `rate
-    * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all the others: its range is `rate *
-    |d|`, half of what it is when utilities move both ways.
+    * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all others. Its range is `rate *
+    |d|`, half of that when utilities move both ways.
 
     Attributes:
-        epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours' laws
-            differ between any two candidates.
+        epsilon: Bounded range of one draw: the most by which two neighbours' log-ratios differ
+            between any two candidates.
         sensitivity: The most by which one unit moves any utility, in the utilities' units.
-        one_coordinate: Whether one unit moves its own utility alone. If not, the rate is half as
-            high.
+        one_coordinate: Whether one unit moves its own utility alone. If not, the rate is halved.
         null_utility: The utility of a unit whose data is left out; also stands in for NaN.
         utility_range: Public bounds that utilities are clipped to. Without them the caller has to
             ensure that no unit moves a utility by more than `sensitivity`.
@@ -58,8 +57,8 @@ class ExponentialMechanism(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range, or the sensitivity is below what the range
-                of the utilities allows one unit to move its own.
+            ValueError: If a number is out of range, or the sensitivity is below one unit's largest
+                move in `utility_range`.
         """
         super().__post_init__()
         require_positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
@@ -108,8 +107,7 @@ class ExponentialMechanism(Arguments):
         These are not private: they are for tests and for explaining the mechanism.
 
         Args:
-            utilities: One utility per candidate, shape `(N,)`, any real dtype; NaN and infinities
-                included.
+            utilities: One per candidate, shape `(N,)`, any real dtype; NaN and infinities included.
 
         Returns:
             Float64, shape `(N,)`.
@@ -123,7 +121,7 @@ class ExponentialMechanism(Arguments):
         return log_probabilities
 
     def select(self, utilities: ArrayLike, rng: SecureRandom) -> int:
-        """Draw one candidate, and return its index.
+        """Draw one candidate's index.
 
         Raises:
             ValueError: If `utilities` is not a vector of at least one.
@@ -133,8 +131,8 @@ class ExponentialMechanism(Arguments):
     def select_top(self, utilities: ArrayLike, k: int, rng: SecureRandom) -> NDArray[np.intp]:
         """Draw `k` different candidates, one after the other.
 
-        The `k` largest of the logits plus Gumbel noise, in that order, are exactly `k` draws
-        without replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019).
+        The `k` largest logits plus Gumbel noise, in order, are exactly `k` draws without
+        replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019).
 
         Args:
             utilities: As in `log_probabilities`.
@@ -142,7 +140,7 @@ class ExponentialMechanism(Arguments):
             rng: Source of the draws.
 
         Returns:
-            The candidates' indices in the order of the draws, shape `(k,)`.
+            Their indices in the order of the draws, shape `(k,)`.
 
         Raises:
             ValueError: If `k` is outside 1 to N, or `utilities` is not a vector of at least one.
@@ -157,8 +155,7 @@ class ExponentialMechanism(Arguments):
     def _logits(self, utilities: ArrayLike) -> NDArray[np.float64]:
         """Return the rate times each utility above the null one.
 
-        Not relative to the largest: then one unit's utility would change the rounding of the
-        others'.
+        Relative to the largest, one unit's utility would change the rounding of the others'.
         """
         with np.errstate(over="ignore"):
             values = np.array(utilities, dtype=np.float64)

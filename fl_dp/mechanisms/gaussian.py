@@ -23,8 +23,8 @@ class GaussianMechanism(GridMechanism):
 
     Privacy: the released sum is as private as a Gaussian mechanism of this noise multiplier, for
     one unit (the sender of one vector), add/remove or zero-out neighbours, against anyone who sees
-    the release. Encoding rounds towards zero, so it never lengthens a clipped vector, and the
-    discrete Gaussian has the continuous one's RDP curve (Canonne, Kamath and Steinke 2020, thm 4).
+    the release. Encoding rounds towards zero: it never lengthens a clipped vector. The discrete
+    Gaussian has the continuous one's RDP curve (Canonne, Kamath and Steinke 2020, thm 4).
 
     Attributes:
         noise_multiplier: Standard deviation of the noise on the *sum*, divided by `clipping_norm`.

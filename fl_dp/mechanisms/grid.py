@@ -1,9 +1,9 @@
 """Sums on a fixed integer grid, the common part of the Gaussian and the Laplace mechanism.
 
-Noise on floating-point numbers shows through their spacing: a single coordinate can give away which
-of two values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks and interval
-refining"). So every summand is an integer multiple of one grid step, chosen from the configuration
-and never from data, and the noise is an integer too.
+Floating-point noise shows through its spacing: a single coordinate can give away which of two
+values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks and interval refining").
+So every summand is an integer multiple of one grid step, chosen from the configuration and never
+from data. The noise is an integer, too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
 
 
 class IntegerLaw(ABC):
-    """A law on the integers, drawn by proposing values and accepting some of them."""
+    """A law on the integers, drawn by proposing values and accepting some."""
 
     def __init__(self, scale: float) -> None:
-        """Check the scale, in grid steps: between 0.05 and 2^34.
+        """Check the scale, in grid steps.
 
         Raises:
-            ValueError: If `scale` is outside that range.
+            ValueError: If `scale` is outside [0.05, 2^34].
         """
         if not _MIN_SCALE <= scale <= _MAX_SCALE:
             raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
@@ -102,7 +102,7 @@ class GridMechanism(Arguments, ABC):
 
     @abstractmethod
     def event(self) -> MechanismEvent:
-        """Return the event that one release over all units is charged as; `law` must match it."""
+        """Return the event that one release over all units is charged as; it must match `law`."""
 
     @property
     @abstractmethod
@@ -137,8 +137,8 @@ class GridMechanism(Arguments, ABC):
             update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
 
         Returns:
-            Integer-valued float64 of the same shape, in grid steps. Sums of up to `max_units` of
-            them are exact, whatever their order.
+            Integer-valued float64 of the same shape, in grid steps. Sums of up to `max_units` are
+            exact, in any order.
         """
         steps = clip_by_norm(update, self.clipping_norm, self.clipping)
         steps *= 1.0 / self.grid  # exact: the grid is a power of two
@@ -147,13 +147,9 @@ class GridMechanism(Arguments, ABC):
     def noise(self, size: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw fresh noise for one release of a sum of `size` coordinates.
 
-        Args:
-            size: Number of coordinates of the sum.
-            rng: Source of the noise.
-
         Returns:
             Independent draws of `law`, in grid steps, shape `(size,)`. They are secret, also after
-            the release: a reader of the draws can subtract them again.
+            the release: their reader can subtract them again.
         """
         return self.law.sample(size, rng)
 
@@ -178,11 +174,11 @@ class GridMechanism(Arguments, ABC):
             out: Memory for it, of the sum's shape: `noise.view(np.float64)` leaves no noise behind.
 
         Returns:
-            The private sum in the units of the updates, float64, every entry a multiple of `grid`
-            unless it is divided.
+            The private sum in the updates' units, float64; every entry is a multiple of `grid`
+            unless divided.
 
         Raises:
-            ValueError: If the noise is not integers, or not as many as the sum has coordinates.
+            ValueError: If the noise is not one integer per coordinate of the sum.
         """
         drawn = np.asarray(noise)
         # Broadcasting would hide all coordinates behind the noise of one; fractions leave the grid.
@@ -209,10 +205,7 @@ class GridMechanism(Arguments, ABC):
 
 
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
-    """Return the smallest noise multiplier at which `units` vectors are summed exactly.
-
-    It is rounded up to three digits.
-    """
+    """Return the smallest multiplier (rounded up to 3 digits) that sums `units` vectors exactly."""
     # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
     exact = 2.0 ** (smallest_grid + NOISE_BITS) / clipping_norm

@@ -1,8 +1,8 @@
 """The exponential mechanism over a public grid, coordinate by coordinate: a local noise scheme.
 
-A client's vector is clipped, and each coordinate is replaced by one of a few public points, nearer
-ones being likelier. Only its probability distinguishes a message from that of another vector: it
-has no low-order bits to look at, and a coordinate fits into `log2(levels)` bits.
+A client's vector is clipped, and a public point replaces each coordinate, nearer ones being
+likelier. Only its probability distinguishes one vector's message from another's: it has no
+low-order bits to look at, and a coordinate fits into `log2(levels)` bits.
 
     >>> mechanism = GridExponentialMechanism(noise_multiplier=1.0, clipping_norm=1.0)
     >>> sent = mechanism.privatize(update, SecureRandom())
@@ -38,22 +38,22 @@ class GridExponentialMechanism(Arguments):
     mechanism of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector
     becomes zero), against anyone who sees the message, the server included.
 
-    Proof: replacing a coordinate `x` by 0 moves the utility `-|x - g|` of each `g` by at most `|x|`
-    either way, so the log-ratio of the two laws has a range of at most `2 rate |x|`. A draw of that
-    bounded range is `(2 rate |x|)^2 / 8 = rate^2 x^2 / 2`-zCDP (Dong, Durfee and Rogers 2020).
-    Coordinates are drawn independently, so these add up to `rate^2 ||x||_2^2 / 2`, whatever the
-    dimension; `||x||_2 <= clipping_norm` and `rate = 1 / (noise_multiplier clipping_norm)`.
-    Clamping a coordinate into the grid's range only shortens the vector.
+    Proof: replacing a coordinate `x` by 0 moves each utility `-|x - g|` by at most `|x|` either
+    way, so the two laws' log-ratio has a range of at most `2 rate |x|`. A draw of that bounded
+    range is `(2 rate |x|)^2 / 8 = rate^2 x^2 / 2`-zCDP (Dong, Durfee and Rogers 2020). Coordinates
+    are drawn independently, so these add up to `rate^2 ||x||_2^2 / 2`, whatever the dimension;
+    `||x||_2 <= clipping_norm` and `rate = 1 / (noise_multiplier clipping_norm)`. Clamping a
+    coordinate into the grid's range only shortens the vector.
 
-    Drawn points are divided by the public `gain`, so that small coordinates are right on average;
+    Drawn points are divided by the public `gain`: small coordinates are then right on average,
     large ones are pulled towards zero, as the grid ends.
 
     Attributes:
         noise_multiplier: `1 / (rate * clipping_norm)`; corresponds to the Gaussian's.
         clipping_norm: L2 bound on the vector, over all coordinates jointly.
         levels: Number of equally spaced grid points, at least 2.
-        half_width: The grid spans `[-half_width, half_width]`, in the units of the vector; by
-            default `clipping_norm`.
+        half_width: The grid spans `[-half_width, half_width]`, in the vector's units; None:
+            `clipping_norm`.
     """
 
     noise_multiplier: float
@@ -65,7 +65,7 @@ class GridExponentialMechanism(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a number is not positive and finite, there are fewer than 2 levels, the
+            ValueError: If a number is not positive and finite, `levels` is not in [2, 2^20], or the
                 noise is so large that float64 can't distinguish neighbouring points' probabilities,
                 or so small that it disappears between them.
         """
@@ -101,7 +101,7 @@ class GridExponentialMechanism(Arguments):
 
     @property
     def rate(self) -> float:
-        """The fall of log-probabilities per unit of distance, `1 / (multiplier * norm)`."""
+        """Fall of log-probabilities per unit of distance, `1 / (multiplier * norm)`."""
         return 1.0 / (self.noise_multiplier * self.clipping_norm)
 
     @property
@@ -122,9 +122,9 @@ class GridExponentialMechanism(Arguments):
     def gain(self) -> float:
         """Slope of the mean drawn point as a function of the coordinate, at zero.
 
-        `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, which at 0 is `rate E|g|`: for an even number of
-        levels 0 lies between two points and nothing has a kink there; for an odd number it is a
-        point, and the term whose sign jumps carries the factor `g = 0`.
+        `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, at 0 `rate E|g|`. With an even number of levels, 0
+        lies between two points and nothing has a kink there. With an odd number it is a point, and
+        the term whose sign jumps has the factor `g = 0`.
         """
         return self.rate * float(self._law_at_zero @ np.abs(self.points))
 
@@ -173,10 +173,10 @@ class GridExponentialMechanism(Arguments):
     def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
         """Return the index of a grid point for each coordinate.
 
-        The grid point just left of a coordinate begins a geometric series towards the left end, the
-        one just right of it another. A coin weighted by their masses picks the side. Position `k`
-        of a series of `n` has probability proportional to `exp(-step k)`: it is `k modulo n` of an
-        endless geometric.
+        From the grid point just left of a coordinate, a geometric series runs to the left end; from
+        the one just right, another runs to the right end. A coin weighted by their masses picks the
+        side. Position `k` of a series of `n` has probability proportional to `exp(-step k)`: it is
+        `k modulo n` of an endless geometric.
         """
         last = float(self.levels - 1)
         position = coordinates / self._spacing
@@ -223,7 +223,7 @@ class GridExponentialMechanism(Arguments):
 
     @property
     def _offsets(self) -> NDArray[np.float64]:
-        """The grid in spacings from its middle: exact, and symmetric."""
+        """The grid in spacings from its middle: exact and symmetric."""
         return np.arange(self.levels, dtype=np.float64) - 0.5 * (self.levels - 1)
 
     @cached_property
@@ -233,7 +233,7 @@ class GridExponentialMechanism(Arguments):
 
     @cached_property
     def _right_log_odds(self) -> NDArray[np.float64]:
-        """Log of the right series' mass over the left one's, for each cell, from their heads on."""
+        """Log of the right series' mass over the left's, per cell, from their heads on."""
         # The mass of k terms is (1 - e^(-step k)) / (1 - e^-step); expm1 keeps small steps precise.
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
         log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass

@@ -1,8 +1,8 @@
 """The Laplace mechanism on a fixed integer grid, for scalars and short vectors, and its law.
 
 At the same epsilon, and delta = 1e-5 for the Gaussian, a dense vector of d coordinates gets less
-Laplace than Gaussian noise only up to d = 6 (epsilon 1) or d = 11 (epsilon 8): an L1 bound has to
-cover the whole vector. Its uses are a pure guarantee (delta = 0), and single numbers.
+Laplace than Gaussian noise only up to d = 6 (epsilon 1) or d = 11 (epsilon 8): an L1 bound covers
+the whole vector. Its uses are a pure guarantee (delta = 0), and single numbers.
 
     >>> mechanism = LaplaceMechanism(noise_multiplier=2.0, clipping_norm=1.0)
     >>> mechanism.epsilon
@@ -34,14 +34,14 @@ class DiscreteLaplace(IntegerLaw):
 
     `P[X = x]` is proportional to `exp(-|x| / s)` (Ghosh, Roughgarden and Sundararajan 2009; a
     sampler in exact arithmetic: Canonne, Kamath and Steinke 2020, algorithm 2). Drawn by `buckets`,
-    it is accurate in every tail: the probability of `x` is right to a relative `(8 + 2 |x| / s) *
-    2^-52`. The first bucket and the last have no end: beyond the table the law has no memory.
+    the probability of `x` is right to a relative `(8 + 2 |x| / s) * 2^-52`, in every tail. The
+    first and last bucket have no end: beyond the table the law has no memory.
     """
 
     def __init__(self, scale: float) -> None:
         """Build the table for a scale between 0.05 and 2^34.
 
-        The standard deviation is `sqrt(2) scale` for large scales and smaller for small.
+        The standard deviation is `sqrt(2) scale` for large scales, smaller for small.
 
         Raises:
             ValueError: If `scale` is outside that range.
@@ -82,7 +82,7 @@ class DiscreteLaplace(IntegerLaw):
         return odds
 
     def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Return `count` draws of the law on 0, 1, 2, ... that falls by the same factor."""
+        """Return `count` draws of the law on 0, 1, 2, ... with the same fall."""
         magnitudes = np.empty(0, dtype=np.int64)
         while magnitudes.size < count:
             draws = self.sample(4 * count, rng)
@@ -96,14 +96,14 @@ class LaplaceMechanism(GridMechanism):
 
     Privacy: the released sum is `1 / noise_multiplier`-differentially private (delta = 0) for one
     unit (the sender of one vector), add/remove or zero-out neighbours, against anyone who sees the
-    release. One unit moves the sum by at most `clipping_norm` in L1 and the discrete Laplace law's
+    release. One unit moves the sum by at most `clipping_norm` in L1, and the discrete Laplace law's
     log-probabilities by at most that over the noise scale (Dwork et al. 2006; on the integers:
     Ghosh, Roughgarden and Sundararajan 2009).
 
     Attributes:
         noise_multiplier: Laplace scale of the noise on the *sum*, divided by `clipping_norm`.
         clipping_norm: L1 bound on each vector, the sensitivity of the sum.
-        clipping: Norm of the clipping, which has to be L1.
+        clipping: The clipping's norm: has to be L1.
     """
 
     clipping: Norm = Norm.L1

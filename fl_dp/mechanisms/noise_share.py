@@ -1,4 +1,4 @@
-"""One node's share of the noise of a secure sum, added to its own values before they are masked.
+"""One node's share of a secure sum's noise, added to its own values before they are masked.
 
     >>> updates = Segment("updates", size=10, scale=400.0, cap=400.0, clipping_norm=1.0)
     >>> share = NoiseShare(segments=(updates,), noise_scale=612.0)
@@ -6,8 +6,8 @@
     >>> share.decode(total_of_all_nodes)  # [float64 array of shape (10,)]
 
 The discrete Gaussian is drawn *around* the values, which puts them on the integers: no rounding
-error adds up, and no rounding lengthens a norm. `fl_dp.accounting.shared_noise` shows that several
-shares amount to one Gaussian, and charges it.
+error adds up or lengthens a norm. `fl_dp.accounting.shared_noise` shows that several shares amount
+to one Gaussian, and charges it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Segment:
     """A stretch of a secure sum's coordinates.
 
     Attributes:
-        name: Its content, for instance `updates`.
+        name: Its content, such as `updates`.
         size: Number of coordinates.
         scale: Grid steps per unit of value.
-        cap: Bound on an entry of one node, in steps, below 2^52; larger ones are cut.
+        cap: Bound on one node's entry, in steps, below 2^52; larger ones are cut.
         clipping_norm: L2 distance by which one privacy unit moves the segment, in units of value.
     """
 
@@ -79,17 +79,17 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShare:
-    """The encoding of each node's values before they are masked, and the decoding of their sum.
+    """The encoding of a node's values before they are masked, and the decoding of their sum.
 
-    Privacy: none of one share alone. A sum that holds `h` shares which an adversary does not know
-    is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`, for one
-    privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
+    Privacy: one share alone gives none. A sum with `h` shares that an adversary does not know is as
+    private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`, for one privacy
+    unit that moves each segment by at most its clipping norm, zero-out neighbours.
 
     Attributes:
         segments: Stretches of the coordinates, in order.
         noise_scale: Scale of the node's noise, in grid steps of every segment.
-        rotated: Whether the vector is rotated in grid steps before it is cut, as `rotated` does:
-            then few entries are large, and words may be narrow. No privacy depends on it.
+        rotated: Whether the vector is rotated in grid steps before it is cut, as by `rotated`: few
+            entries are then large, and words may be narrow. No privacy depends on it.
     """
 
     segments: tuple[Segment, ...]
@@ -118,7 +118,7 @@ class NoiseShare:
 
     @property
     def rounded(self) -> float:
-        """Factor by which rounding may lengthen what one unit moves."""
+        """Factor by which rounding may lengthen one unit's move."""
         return _ROUNDED_TURNING if self.rotated else ROUNDED
 
     @property
@@ -143,7 +143,7 @@ class NoiseShare:
         return self._law.sample_around(self.placed(values), rng)
 
     def largest_sum(self, nodes: int) -> float:
-        """Return the largest entry, in steps, that a sum of `nodes` shares can have.
+        """Return the largest entry, in steps, of a sum of `nodes` shares.
 
         Beyond it is only noise of more than 8 standard deviations.
         """
@@ -158,7 +158,7 @@ class NoiseShare:
         """Return a node's values in grid steps, not yet whole ones.
 
         An entry beyond the cap is cut to it: a projection, which moves no two values apart. A
-        rotated vector is cut afterwards, so nothing lengthens it again.
+        rotated vector is cut afterwards; nothing lengthens it again.
 
         Args:
             values: One array per segment: the sum over the node's units, `size` real numbers.
@@ -175,7 +175,7 @@ class NoiseShare:
         return centres
 
     def longest(self, values: Sequence[ArrayLike]) -> float:
-        """Return the largest entry of a node's values over its cap: above 1, `placed` cuts it.
+        """Return the largest entry of a node's values over its cap; `placed` cuts above 1.
 
         Raises:
             ValueError: As by `placed`.

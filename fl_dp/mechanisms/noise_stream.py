@@ -1,9 +1,8 @@
 """Noise of one release after another: the place for noise with memory.
 
-A training releases a sum every round, and the noise of each sum comes from one stream.
-`WhiteStream` draws all of it afresh. A stream with memory subtracts a part of earlier noise again,
-so that the errors of many rounds cancel in the model; such noise is charged differently, and the
-plan has to say so.
+The noise of every round's sum comes from one stream. `WhiteStream` draws all of it afresh. A stream
+with memory subtracts a part of earlier noise again, so the errors of many rounds cancel in the
+model. Such noise is charged differently, and the plan has to say so.
 
     >>> stream = WhiteStream()
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
@@ -45,7 +44,7 @@ class _Ahead:
     drawing: Future[NDArray[np.int64]]
 
     def noise(self, law: IntegerLaw, size: int) -> NDArray[np.int64]:
-        """Wait for the noise of the sum that it was drawn for."""
+        """Wait for the noise of the sum it was drawn for."""
         if (type(law), law.scale, size) != (type(self.law), self.law.scale, self.size):
             raise ValueError(
                 f"noise for release {self.index} was drawn ahead for {self.size} coordinates of "
@@ -54,21 +53,21 @@ class _Ahead:
         return self.drawing.result()
 
     def forget(self) -> None:
-        """Overwrite the noise, once it is drawn: no thread may go on with the memory of a cut."""
+        """Overwrite the noise, once drawn: no thread may go on with the memory of a cut."""
         if not self.drawing.cancel() and self.drawing.exception() is None:
             self.drawing.result().fill(0)
 
 
 class NoiseStream(ABC):
-    """Noise for releases that are counted by an index, each index at most once.
+    """Noise for releases counted by an index, each index at most once.
 
     Privacy: none of its own; the event that a round is charged as has to cover the stream. A
-    stream's memory is as secret as the sums that its noise has hidden: an adversary who knows the
-    noise of a release can subtract it. So a stream stays in the memory of one process: it can't be
+    stream's memory is as secret as the sums that its noise has hidden: an adversary who knows a
+    release's noise can subtract it. So a stream stays in the memory of one process: it can't be
     pickled or copied, and is saved nowhere. A restart begins a new one.
 
-    The index is the ledger's (`Reservation.index`), so that a round that another process reserved,
-    or that failed, leaves a gap. A gap cuts the memory: a stream with memory makes its promise to
+    The index is the ledger's (`Reservation.index`): a round that failed, or that another process
+    reserved, leaves a gap. A gap cuts the memory, as a stream with memory makes its promise to
     units that take part a number of indices apart.
     """
 
@@ -80,19 +79,19 @@ class NoiseStream(ABC):
 
     @property
     def index(self) -> int:
-        """The last index that noise was drawn for; -1 before the first."""
+        """The last index with drawn noise; -1 before the first."""
         return self._index
 
     @final
     def draw_ahead(self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int) -> None:
-        """Begin to draw the noise of one release in a thread, while its replies are awaited.
+        """Begin to draw one release's noise in a thread, while its replies are awaited.
 
-        `next` with the same arguments returns it, from a branch of `rng`; short vectors are drawn
-        by `next` itself. If anything else is asked for first, or the stream is cut, the noise is
-        overwritten: the index is spent without a release.
+        `next` with the same arguments returns it, from a branch of `rng`, and draws short vectors
+        itself. If anything else is asked for first, or the stream is cut, the noise is overwritten:
+        the index is spent without a release.
 
         Raises:
-            ValueError: As `next` does. `next` raises the errors of the draw itself.
+            ValueError: As `next` does. `next` raises the draw's own errors.
         """
         if size < _WORTH_A_THREAD:
             return
@@ -104,10 +103,10 @@ class NoiseStream(ABC):
     def next(
         self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int
     ) -> NDArray[np.int64]:
-        """Draw the noise of one release, or return what was drawn ahead.
+        """Draw one release's noise, or return what was drawn ahead.
 
         Args:
-            law: Law of the fresh noise, in the steps of the sum's grid (`GridMechanism.law`).
+            law: The fresh noise's law, in steps of the sum's grid (`GridMechanism.law`).
             size: Number of coordinates of the sum.
             rng: Source of fresh noise.
             index: The release's index among all reservations, larger than any before.
@@ -152,7 +151,7 @@ class NoiseStream(ABC):
     def cut(self) -> None:
         """Overwrite and forget all earlier noise: later noise does not depend on it.
 
-        It costs accuracy and never privacy, unless its moment depends on visible noise.
+        It costs accuracy, never privacy, unless its moment depends on visible noise.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and os.getpid() == self._process:  # a fork has no such thread
@@ -167,9 +166,8 @@ class NoiseStream(ABC):
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw the noise that follows the draws since the last cut; see `next`.
 
-        It may run in another thread, and nothing else touches the memory meanwhile. With memory:
-        refuse a law or a size that differs from the last one's, as carried noise is in the steps of
-        one grid.
+        It may run in another thread; nothing else touches the memory meanwhile. With memory: refuse
+        a law or size that differs from the last one's, as carried noise is in steps of one grid.
         """
 
     @final
@@ -186,7 +184,7 @@ class NoiseStream(ABC):
 
 
 class WhiteStream(NoiseStream):
-    """Fresh noise for every release, independent of all before: a stream without memory.
+    """Fresh noise for every release, independent of all before.
 
     Privacy: each release has its mechanism's own guarantee, and releases compose.
     """

@@ -1,21 +1,21 @@
 """The one source of randomness for noise, sampling coins and every other secret choice.
 
-AES-256 in counter mode, keyed by the operating system. A forked process draws a key of its own, so
-that two workers never share a stream. NumPy's and torch's generators are predictable from their
-output and belong in simulations only, never in a privacy mechanism.
+AES-256 in counter mode, keyed by the operating system. A forked process draws its own key: two
+workers never share a stream. NumPy's and torch's generators are predictable from their output and
+belong in simulations, never in a privacy mechanism.
 
     >>> rng = SecureRandom()
     >>> rng.bernoulli(0.25, 8)  # eight secret coins
 
-A test or a simulation that must be reproducible gives a seed. An adversary who knows the seed can
-subtract the noise, so such a stream says what it is:
+Reproducible tests and simulations give a seed. An adversary who knows the seed can subtract the
+noise, so such a stream says what it is:
 
     >>> SecureRandom(insecure_seed=7).kind
     'insecure: AES-256-CTR keyed by a seed'
 
-The real-valued draws keep their relative precision however small they are. A plain uniform can't:
-its smallest value is 2^-53, and below 2^-30 only 22 bits distinguish values, so that rare outcomes
-get visibly wrong probabilities.
+Real-valued draws keep their relative precision however small they are. A plain uniform can't: its
+smallest value is 2^-53, and below 2^-30 only 22 bits distinguish values. Rare outcomes then get
+visibly wrong probabilities.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SecureRandom:
 
         Args:
             insecure_seed: For tests and simulations only: a reader of the seed knows the noise, so
-                nothing drawn with it is private. Equal seeds give equal streams. A fork copies such
-                a stream.
+                nothing drawn is private. Equal seeds give equal streams. A fork copies such a
+                stream.
 
         Raises:
             ValueError: If the seed is not an integer from 0 on.
@@ -77,18 +77,18 @@ class SecureRandom:
 
     @property
     def insecure(self) -> bool:
-        """Whether the stream comes from a seed, so that nothing drawn from it is private."""
+        """Whether the stream comes from a seed: then nothing drawn from it is private."""
         return self._insecure
 
     @property
     def kind(self) -> str:
-        """The source of the stream's key, in words for the ledger; never the key or the seed."""
+        """The key's source, in words for the ledger; never the key or the seed."""
         return self.INSECURE_KIND if self._insecure else self.SECURE_KIND
 
     def words(self, count: int, *, room: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`.
 
-        `room` is memory for them, at least two words longer: the cipher needs another block.
+        `room` is memory for them, at least two words longer, as the cipher needs another block.
         """
         drawn = np.empty(count + 2, dtype=np.uint64) if room is None else room
         memory = drawn.view(np.uint8).data
@@ -105,7 +105,7 @@ class SecureRandom:
     def branch(self) -> SecureRandom:
         """Return a stream for another thread, keyed by 256 bits of this one.
 
-        The words of both depend on this stream alone, and on no thread. A forked process gets a
+        Both streams' words depend on this stream alone, and on no thread. A forked process gets a
         fresh key for it, as for this one.
         """
         stream = SecureRandom()
@@ -114,7 +114,7 @@ class SecureRandom:
         return stream
 
     def in_parts(self, size: int, draw: Callable[[slice, SecureRandom], None]) -> None:
-        """Let threads draw the parts of a vector, each from a stream of its own.
+        """Let threads draw a vector's parts, each from its own stream.
 
         `draw` gets a part's slice and stream. A short vector is one part, drawn from this stream.
         """
@@ -131,7 +131,7 @@ class SecureRandom:
         return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def coins(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return one coin for each probability in [0, 1], true with exactly that probability.
+        """Return one coin per probability in [0, 1], true with exactly that probability.
 
         A uniform is read 53 bits at a time until it differs from the probability.
         """
@@ -147,9 +147,9 @@ class SecureRandom:
     def exponentials(self, count: int) -> NDArray[np.float64]:
         """Return `count` standard exponentials, precise in both tails, never 0 nor infinity.
 
-        An exponential is a whole number of halvings and a rest, independent of each other: fair
-        coins count the halvings, one `log1p` of a fine uniform gives the rest. `P[E <= t]` near 0
-        and `P[E > t]` far out are right to a relative `(4 + t) * 2^-52`.
+        An exponential is a whole number of halvings and an independent rest: fair coins count the
+        halvings, one `log1p` of a fine uniform gives the rest. `P[E <= t]` near 0 and `P[E > t]`
+        far out are right to a relative `(4 + t) * 2^-52`.
         """
         out = np.empty(count, dtype=np.float64)
         for start in range(0, count, CHUNK):
@@ -169,7 +169,7 @@ class SecureRandom:
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]:
         """Return `count` independent coins, each true with at most `probability`.
 
-        The probability is rounded down to a multiple of 2^-53: never more than what was charged.
+        It is rounded down to a multiple of 2^-53: never more than was charged.
 
         Raises:
             ValueError: If `probability` is outside [0, 1].
@@ -196,7 +196,7 @@ class SecureRandom:
 
 
 def _fresh_key() -> bytes:
-    """Return 256 bits of the operating system's; the tests replace this function."""
+    """Return 256 bits from the operating system; tests replace this function."""
     return secrets.token_bytes(32)
 
 

@@ -4,8 +4,8 @@
     >>> vector = rotated_back(spread)
 
 Signs, then a Walsh-Hadamard transform, as in Suresh et al. 2017, "Distributed Mean Estimation with
-Limited Communication"; on the first 2^m coordinates and then on the last 2^m, so that no size is
-padded. An entry is beyond t norms over 2^(m/2) with probability 2 exp(-t^2 / 2) at most.
+Limited Communication". It acts on the first 2^m coordinates, then on the last 2^m: no size is
+padded. An entry exceeds t norms over 2^(m/2) with probability at most 2 exp(-t^2 / 2).
 
 Privacy: it is linear and keeps L2 norms, whatever the signs. So they are public: they follow from
 the size alone, and no message names them.
@@ -27,7 +27,7 @@ _LARGEST = 2.0**500  # of an entry: sums of them do not overflow
 
 
 def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a rotated copy, shape `(size,)`; numbers beyond 2^500 are cut to it."""
+    """Return a rotated copy, shape `(size,)`; numbers are cut to 2^500."""
     copy = np.clip(values, -_LARGEST, _LARGEST)
     for part, signs in _stretches(copy):
         part *= signs
@@ -36,7 +36,7 @@ def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the copy that `rotated` had before, but for rounding."""
+    """Return a copy of what `rotated` had, but for rounding."""
     copy = values.copy()
     for part, signs in reversed(list(_stretches(copy))):
         _transform(part)  # its own inverse
@@ -45,14 +45,14 @@ def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def largest_stretch(size: int) -> int:
-    """Return the least number of coordinates that each is spread over, a power of two."""
+    """Return the least number of coordinates to spread each over, a power of two."""
     return 1 << max(size.bit_length() - 1, 0)
 
 
 def _stretches(
     values: NDArray[np.float64],
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield views of the first and of the last coordinates, with the signs of each."""
+    """Yield views of the first and the last coordinates, with their signs."""
     size, stretch = values.size, largest_stretch(values.size)
     for name, start in (("first", 0), ("last", size - stretch)):
         if size and (start or name == "first"):

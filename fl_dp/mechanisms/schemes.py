@@ -1,4 +1,4 @@
-"""The family of local noise schemes, which a client applies to its vector before sending it."""
+"""Local noise schemes, which a client applies to its vector before sending it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .randomness import SecureRandom
 
 
 class ClientScheme(Protocol):
-    """Clips one unit's vector and makes it private, so that not even the server sees it plainly."""
+    """Clips one unit's vector and makes it private: not even the server sees it plainly."""
 
     @property
     def noise_multiplier(self) -> float:
@@ -70,8 +70,8 @@ def client_scheme(
         name: One of `SCHEMES`.
         noise_multiplier: The noise, divided by `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
-        levels: Points of the `"exponential"` scheme's grid, which do not change its promise; None
-            for its default.
+        levels: Points of the `"exponential"` scheme's grid, which do not change its promise; None:
+            its default.
 
     Raises:
         ValueError: If there is no such scheme, a number is not positive and finite, or the scheme

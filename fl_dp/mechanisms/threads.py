@@ -1,9 +1,9 @@
-"""Threads that share the work on parts of a vector; NumPy releases the interpreter inside.
+"""Threads that share work on parts of a vector; NumPy releases the interpreter inside.
 
     >>> share(len(blocks), lambda index: blocks[index].fill(0.0))
 
-The result for a part must depend on nothing but the part: neither timing nor the number of threads
-may change a bit.
+A part's result must depend on the part alone: neither timing nor the number of threads may change a
+bit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Result = TypeVar("_Result")
 
 
 def share(count: int, work: Callable[[int], None], *, at_most: int | None = None) -> None:
-    """Call `work` with each number below `count`, in as many threads as there are processors.
+    """Call `work` with each number below `count`, in as many threads as processors.
 
-    No more than `at_most` threads, this one included, are used. Errors of `work` are raised here.
+    At most `at_most` threads are used, this one included. Errors of `work` are raised here.
     """
     waiting = deque(range(count))
 
@@ -61,7 +61,7 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
 
 
 def in_blocks(size: int, work: Callable[[slice], None]) -> None:
-    """Call `work` with the slice of each block of a vector, in threads if it is long."""
+    """Call `work` with each block's slice of a vector, in threads if it is long."""
     starts = range(0, size, BLOCK)
     share(
         len(starts),
