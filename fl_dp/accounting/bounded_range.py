@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 
 
 def bounded_range_delta(epsilon: float, at: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the privacy profile: the smallest delta for each epsilon in `at`.
+    """The privacy profile: the smallest delta for each epsilon in `at`.
 
     `(1 - e^((at - epsilon)/2))^2 / (1 - e^-epsilon)` inside [-epsilon, epsilon].
     """
@@ -26,7 +26,7 @@ def bounded_range_delta(epsilon: float, at: NDArray[np.float64]) -> NDArray[np.f
 
 
 def bounded_range_renyi(epsilon: float, order: float) -> float:
-    """Return the largest Renyi divergence of that order (above 1); at most `order epsilon^2 / 8`.
+    """The largest Renyi divergence of that order (above 1); at most `order epsilon^2 / 8`.
 
     For a small epsilon, where float64 can't distinguish the two, it is that bound.
     """
@@ -58,7 +58,7 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
 def additive_gumbel_delta(
     epsilon: float, at: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return both profiles of one score with standard Gumbel noise, lowered by `epsilon`.
+    """Both profiles of one score with standard Gumbel noise, lowered by `epsilon`.
 
     Noisy scores determine their top, so this bounds the top `k` of one set of one-coordinate scores
     for every `k`.

@@ -1,4 +1,4 @@
-"""Calibration: the noise, the scale of a schedule or the rounds that spend a target.
+"""Calibration: the noise, a schedule's scale or the rounds that spend a target.
 
 Every search returns the safe end of its bracket: the result spends at most the target, at the
 discretisation of reports. Above `VAST_EPSILON` it uses bounds in closed form: fast, and a little
@@ -36,7 +36,7 @@ _CONSTANT = NoiseSchedule()
 def schedule_history(
     schedule: NoiseSchedule, noise_multiplier: float, *, sampling_rate: float, rounds: int
 ) -> FrozenHistory:
-    """Return a schedule's releases; its smallest noise multiplier is `noise_multiplier`."""
+    """A schedule's releases; its smallest noise multiplier is `noise_multiplier`."""
     releases: dict[PrivacyEvent, int] = {}
     for multiplier, count in Counter(schedule.multipliers(noise_multiplier, rounds)).items():
         event = PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
@@ -58,9 +58,9 @@ def calibrate_noise_multiplier(
     """Return the smallest noise multiplier whose rounds spend at most the target.
 
     Args:
-        target_epsilon: Epsilon to spend, positive and finite.
-        target_delta: Delta to spend, in (0, 1).
-        sampling_rate: Probability of each unit in each round, in (0, 1].
+        target_epsilon: Positive and finite.
+        target_delta: In (0, 1).
+        sampling_rate: Each unit's probability per round, in (0, 1].
         rounds: Number of releases, at least 1.
         schedule: Change of the noise over the rounds; the returned multiplier is that of the rounds
             with the least noise.
@@ -187,16 +187,16 @@ def calibrate_client_scheme(
     clipping_norm: float,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> ClientScheme:
-    """Return the client scheme whose messages together spend the target.
+    """The client scheme whose messages together spend the target.
 
     Privacy: for one client over at most `participations` messages, against the server, which sees
     each of them and its sender; sampling amplifies nothing here.
 
     Args:
         name: One of `fl_dp.mechanisms.schemes.SCHEMES`.
-        target_epsilon: Epsilon to spend, positive and finite.
-        target_delta: Delta to spend, in (0, 1).
-        participations: Cap on the messages of one client.
+        target_epsilon: Positive and finite.
+        target_delta: In (0, 1).
+        participations: Cap on one client's messages.
         clipping_norm: Bound on each message before the noise, in the scheme's norm.
         neighboring_relation: Zero-out (against silence) or replace-one (against any other data).
 
@@ -220,7 +220,7 @@ def calibrate_client_scheme(
 
 
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
-    """Return two noises, one double the other; only the larger fits.
+    """Two noises, one double the other; only the larger fits.
 
     None if none up to the largest fits; a tiny lower one is not checked.
     """
@@ -236,7 +236,7 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
 
 
 def _lowered(excess: Callable[[float], float], noise: float) -> tuple[float, float]:
-    """Return a noise that does not fit and one close above that does, near `noise`."""
+    """A noise that does not fit and one close above that does, near `noise`."""
     low = high = noise
     while excess(low) <= 0.0:
         high, low = low, 0.85 * low
@@ -254,7 +254,7 @@ def affordable_rounds(
     at_most: int,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> int:
-    """Return how many more times `event` fits after `history`, up to `at_most`."""
+    """How many more times `event` fits after `history`, up to `at_most`."""
     require_positive(target_epsilon=target_epsilon)
     require_probability(target_delta=target_delta)
     before = freeze(history)
@@ -276,7 +276,7 @@ def affordable_rounds(
 
 
 def _largest(fits: Callable[[int], bool], low: int, at_most: int) -> int:
-    """Return the largest count up to `at_most` that fits; `low` does (or is 0)."""
+    """The largest count up to `at_most` that fits; `low` does (or is 0)."""
     step = max(1, low // 4)
     high = low
     while True:

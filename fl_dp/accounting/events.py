@@ -45,7 +45,7 @@ class TruncatedPoissonGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
-        sampling_rate: Probability of each unit before the cut.
+        sampling_rate: Each unit's probability before the cut.
         num_units: Number of units that coins are flipped for; public.
         max_cohort: Most units in the sample.
     """
@@ -59,7 +59,7 @@ class TruncatedPoissonGaussianEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeGaussianEvent(Checked):
-    """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
+    """Gaussian noise on a sum over exactly `cohort` of `num_units` (public), drawn uniformly.
 
     When a unit enters such a sample another leaves, so Poisson bounds are false. It is charged
     without amplification, except by the Renyi bound for replace-one neighbours. That holds for
@@ -68,8 +68,6 @@ class FixedSizeGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.
-        num_units: Number of units to draw from; public.
-        cohort: Number of units in every sample.
     """
 
     kind: ClassVar[str] = "fixed-size-gaussian"
@@ -92,12 +90,12 @@ class FixedSizeGaussianEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStoppingEvent:
-    """The best of a random number of runs; no other run, nor their number, is ever released.
+    """The best of a random number of runs; neither others nor their number are ever released.
 
     Attributes:
-        releases: Releases of each run, with counts; the same for all runs.
+        releases: Each run's releases, with counts; the same for all runs.
         mean_runs: Expected number of runs.
-        shape: Of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
+        shape: Shape of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
     """
 
     kind: ClassVar[str] = "random-stopping"
@@ -156,13 +154,13 @@ def freeze(history: History) -> FrozenHistory:
 
 
 def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
-    """Return the event as plain JSON values; `event` is its kind, as in ledgers' entries."""
+    """The event as plain JSON values; `event` is its kind, as in ledgers' entries."""
     written = encode(event)
     return {"event": written.pop("kind"), **written}
 
 
 def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
-    """Return the event that `event_to_dict` described; other keys are ignored.
+    """The event that `event_to_dict` described; other keys are ignored.
 
     Raises:
         ValueError: If the kind is unknown: it may be a charge that this version can't read.
@@ -174,12 +172,12 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
 
 
 def history_to_list(history: FrozenHistory) -> list[dict[str, Any]]:
-    """Return releases as plain JSON values: each event, and `count`."""
+    """Releases as plain JSON values: each event, and `count`."""
     return [{**event_to_dict(event), "count": count} for event, count in history]
 
 
 def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
-    """Return the releases that `history_to_list` described.
+    """The releases that `history_to_list` described.
 
     Raises:
         ValueError: As for `release_from_dict`.
@@ -188,7 +186,7 @@ def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
 
 
 def release_from_dict(fields: Mapping[str, Any]) -> tuple[PrivacyEvent, int]:
-    """Return an event and its count, as `history_to_list` described them.
+    """An event and its count, as `history_to_list` described them.
 
     Raises:
         ValueError: As for `event_from_dict`, or if `count` is no count up to 2^53.

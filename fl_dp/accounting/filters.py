@@ -57,21 +57,21 @@ class PrivacyFilter(Protocol):
     rule: str
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Return whether one more `event` would break the budget."""
+        """Whether one more `event` would break the budget."""
         ...
 
     def spend(self, event: PrivacyEvent) -> None:
-        """Record that `event` happened, whether or not it fitted."""
+        """Record that `event` happened, fitting or not."""
         ...
 
 
 class DeclaredFilter:
     """The gate for releases declared beforehand: privacy-loss distributions, the tightest bound.
 
-    A declared history that fits as a whole is certified once; each release inside it is then
-    admitted by comparing two counters. Releases beyond it, such as a second attempt at a round, are
-    computed again and certified in stretches: epsilon only grows with more releases. A repetition
-    must not depend on what earlier releases showed: that takes a `RenyiOdometer`.
+    A declared history that fits as a whole is certified once; each release inside is then admitted
+    by comparing two counters. Releases beyond, such as a second attempt at a round, are computed
+    again and certified in stretches: epsilon only grows with more releases. A repetition must not
+    depend on what earlier releases showed: that takes a `RenyiOdometer`.
     """
 
     rule = "parameters fixed before the first release; privacy-loss distributions"
@@ -104,7 +104,7 @@ class DeclaredFilter:
         self._most = most
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Return whether one more `event` would break the budget; O(1) if it is certified."""
+        """Whether one more `event` would break the budget; O(1) if certified."""
         event = _canonical(event)
         if self._most is not None and self._spent.total() >= self._most:
             return True
@@ -143,7 +143,7 @@ class DeclaredFilter:
     def _longest_fitting(
         self, remaining: Counter[PrivacyEvent], event: PrivacyEvent
     ) -> Counter[PrivacyEvent] | None:
-        """Return as many of the remaining releases as fit, `event` first; None if not even it.
+        """As many of the remaining releases as fit, `event` first; None if not even it.
 
         After an unplanned release not all fit any more. The rest is computed again in its turn.
         """
@@ -172,8 +172,7 @@ class DeclaredFilter:
 class OwnBudgetsFilter:
     """The gate where groups of units have their own budgets: a release has to pass each.
 
-    A release is charged at its price for a unit of the last group; each other group's gate converts
-    it.
+    A release is charged at its price for a unit of the last group; other groups' gates convert it.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class OwnBudgetsFilter:
         self.rule = f"{self._gates[-1][0].rule}; for each group at its own budget"
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Return whether one more `event` would break the budget of any group."""
+        """Whether one more `event` would break any group's budget."""
         return any(gate.would_exceed(charged(event)) for gate, charged in self._gates)
 
     def spend(self, event: PrivacyEvent) -> None:
@@ -244,7 +243,7 @@ class RenyiOdometer:
         return shares
 
     def epsilon(self, history: History, delta: float) -> float:
-        """Return the bound at `delta`, which all orders share.
+        """The bound at `delta`, which all orders share.
 
         0 without releases; infinite where one has a Renyi bound at no order.
 
@@ -263,7 +262,7 @@ class RenyiOdometer:
         return best
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
-        """Return the mu, at least 0, of the largest Gaussian that still fits a budget."""
+        """The mu, at least 0, of the largest Gaussian that still fits a budget."""
         rho = 0.0
         divergences = self._divergences(freeze(history))
         for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
@@ -272,7 +271,7 @@ class RenyiOdometer:
         return math.sqrt(2.0 * rho)
 
     def _divergences(self, releases: FrozenHistory) -> list[float]:
-        """Return the releases' summed divergences at each order."""
+        """The releases' summed divergences at each order."""
         orders = tuple(self.shares)
         total = np.zeros(len(orders))
         for event, count in releases:

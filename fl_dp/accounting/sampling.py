@@ -1,8 +1,8 @@
 """Laws of a round's cohort, and the price of a round under each.
 
-Only secret, independent coins earn amplification by sampling. A fixed-size cohort is another law; a
-cohort that the adversary sees is no sample. Each law returns the one event that it may be charged
-as, so a wrong one can't be written down.
+Only secret, independent coins earn amplification. A fixed-size cohort is another law; a cohort that
+the adversary sees is no sample. Each law returns the one event that it may be charged as: a wrong
+one can't be written down.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _PUBLIC_ROSTER = (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE)
 
 @dataclass(frozen=True, kw_only=True)
 class OwnGroup:
-    """A public group of units with a budget of its own.
+    """A public group of units with its own budget.
 
     Attributes:
         budget: Its epsilon.
         share: Its share of the declared units.
-        sampling_rate: Probability of each of its units in each round.
+        sampling_rate: Probability of each of its units per round.
         scale: The last group's noise divided by its own.
     """
 
@@ -71,7 +71,7 @@ class Sampling(Checked, ABC):
     """Neighbouring relations for which it is charged."""
 
     def __str__(self) -> str:
-        """Return its kind and the settings that differ from defaults, as errors name it."""
+        """Its kind and the settings that are no defaults, as errors name it."""
         defaults = {field.name: field.default for field in fields(self)}
         values = {name: getattr(self, name) for name in defaults}
         settings = [f"{name}={value}" for name, value in values.items() if value != defaults[name]]
@@ -128,37 +128,37 @@ class Sampling(Checked, ABC):
         return ()
 
     def group_at(self, index: int) -> int | None:
-        """Return the group whose turn the index is, from 0 on; None if every unit may take part."""
+        """The group, from 0 on, whose turn the index is; None if every unit may take part."""
         return None
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group of one more unit, given the groups' sizes so far."""
+        """The group of one more unit, given the groups' sizes so far."""
         return 0
 
     def largest_group(self, num_units: int) -> int:
-        """Return the size of the largest group, as units are dealt in turn."""
+        """The largest group's size, as units are dealt in turn."""
         return num_units
 
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
     ) -> Self:
-        """Return the law with each group's noise by its budget, where units add their own noise."""
+        """The law with each group's noise by its budget, where units add their own noise."""
         return self
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return a release's price for a unit of a group; `event` is what the law charges."""
+        """A release's price for a unit of a group; `event` is what the law charges."""
         return event
 
     def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
-        """Return releases' price for a unit of a group; `history` is what the law charges."""
+        """Releases' price for a unit of a group; `history` is what the law charges."""
         return freeze([(self.event_for(group, event), count) for event, count in history])
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
-        """Return the binomial law of a cohort's size: units and rate."""
+        """The binomial law of a cohort's size: units and rate."""
         return num_units, min(1.0, self.expected_cohort(num_units) / num_units)
 
     def turns(self, rounds: int) -> int:
-        """Return how many of these rounds one unit can take part in: its charge."""
+        """How many of these rounds one unit can take part in: its charge."""
         turns = -(-rounds // self.least_separation)
         return min(turns, self.cap or turns)
 
@@ -188,19 +188,19 @@ class Sampling(Checked, ABC):
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event that a round of `num_units` units at that noise is charged as."""
+        """The event that a round of `num_units` units at that noise is charged as."""
 
     @abstractmethod
     def expected_cohort(self, num_units: int) -> float:
-        """Return the public constant that stands for a cohort's size."""
+        """The public constant that stands for a cohort's size."""
 
     def expected_weight(self, num_units: int) -> float:
-        """Return a cohort's expected sum of weights; some units may weigh less than 1."""
+        """A cohort's expected sum of weights; units may weigh less than 1."""
         return self.expected_cohort(num_units)
 
     @abstractmethod
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
 
     def check(self, num_units: int) -> None:
         """Refuse a roster that the law does not fit.
@@ -216,7 +216,7 @@ class PoissonSampling(Sampling):
     """An independent secret coin for each unit: the one sampling with full amplification.
 
     Attributes:
-        sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means all units.
+        sampling_rate: Each unit's probability per round, in (0, 1]; 1 means all units.
         participation_cap: Most rounds of one unit, only if all units take part; None: no cap.
     """
 
@@ -254,21 +254,21 @@ class PoissonSampling(Sampling):
         return self.sampling_rate
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the indices whose coin came up, perhaps none. See `Sampling.draw`."""
+        """The indices whose coin came up, perhaps none."""
         return heads_of(rng.bernoulli(self.sampling_rate, size))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Poisson-sampled Gaussian."""
+        """A Poisson-sampled Gaussian."""
         return PoissonGaussianEvent(
             noise_multiplier=noise_multiplier, sampling_rate=self.sampling_rate
         )
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size."""
+        """The expected size."""
         return self.sampling_rate * num_units
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         if self.visible:
             return "none: every round is charged in full"
         return f"Poisson: an independent secret coin for each {unit} in each round"
@@ -276,14 +276,13 @@ class PoissonSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampling(Sampling):
-    """Poisson sampling; a cohort that is too large is cut to a random part.
+    """Poisson sampling; too large a cohort is cut to a random part.
 
     Reference: "Poisson subsampling with truncation", arXiv:2508.15089.
 
     Attributes:
-        sampling_rate: Probability of each unit before the cut, in (0, 1].
-        max_cohort: Largest cohort. Above mean + 4.5 * sqrt(mean) of the size the cut is nearly
-            free.
+        sampling_rate: Each unit's probability before the cut, in (0, 1].
+        max_cohort: Largest cohort. Above mean + 4.5 * sqrt(mean) of the size, cuts are nearly free.
     """
 
     kind: ClassVar[str] = "truncated-poisson"
@@ -304,12 +303,12 @@ class TruncatedPoissonSampling(Sampling):
         return True
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the indices whose coin came up, or a part of them. See `Sampling.draw`."""
+        """The indices whose coin came up, or a part of them."""
         heads = heads_of(rng.bernoulli(self.sampling_rate, size))
         return _uniform_part(heads, self.max_cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a truncated Poisson-sampled Gaussian."""
+        """A truncated Poisson-sampled Gaussian."""
         return TruncatedPoissonGaussianEvent(
             noise_multiplier=noise_multiplier,
             sampling_rate=self.sampling_rate,
@@ -318,16 +317,16 @@ class TruncatedPoissonSampling(Sampling):
         )
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size before the cut."""
+        """The expected size before the cut."""
         return self.sampling_rate * num_units
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
-        """Return the law of a cohort that may be cut. See `Sampling.cohort_law`."""
+        """The law of a cohort that may be cut."""
         mean = min(self.expected_cohort(num_units), self.max_cohort)
         return num_units, min(1.0, mean / num_units)
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         return f"Poisson, secret coins, cut at random to at most {self.max_cohort} {unit}s"
 
 
@@ -337,7 +336,7 @@ class UtilityPoissonSampling(Sampling):
 
     Attributes:
         largest_rate: Upper bound on every unit's rate, in (0, 1]; charged.
-        cohort: Expected size that the rates aim at: the public denominator.
+        cohort: Expected size that rates aim at: the public denominator.
     """
 
     kind: ClassVar[str] = "utility-poisson"
@@ -356,17 +355,17 @@ class UtilityPoissonSampling(Sampling):
         require_positive(cohort=self.cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Gaussian, Poisson-sampled at the largest rate."""
+        """A Gaussian, Poisson-sampled at the largest rate."""
         return PoissonGaussianEvent(
             noise_multiplier=noise_multiplier, sampling_rate=self.largest_rate
         )
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the size that the rates aim at."""
+        """The size that the rates aim at."""
         return self.cohort
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         return (
             f"Poisson, secret coins at rates up to {self.largest_rate:g} that follow noisy "
             "utilities, which are charged on their own"
@@ -384,40 +383,36 @@ class UtilityPoissonSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeSampling(Sampling):
-    """A uniform secret draw of exactly `cohort` units: not a Poisson sample, nor charged as one.
-
-    Attributes:
-        cohort: Number of units in every round.
-    """
+    """A uniform secret draw of exactly `cohort` units: no Poisson sample, nor charged as one."""
 
     kind: ClassVar[str] = "fixed-size"
     cohort: int
 
     @property
     def of_declared(self) -> bool:
-        """True: absent units stay in the draw, so no unit's chance rises when others leave."""
+        """True: absent units stay in the draw, so no chance rises when others leave."""
         return True
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return a uniform draw."""
+        """A uniform draw."""
         return _uniform_part(list(range(size)), self.cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Gaussian on a fixed-size sample."""
+        """A Gaussian on a fixed-size sample."""
         return FixedSizeGaussianEvent(
             noise_multiplier=noise_multiplier, num_units=num_units, cohort=self.cohort
         )
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the size."""
+        """The size."""
         return float(self.cohort)
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
-        """Return the size, which is public. See `Sampling.cohort_law`."""
+        """The size, which is public."""
         return self.cohort, 1.0
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         return f"exactly {self.cohort} {unit}s drawn uniformly, without the Poisson amplification"
 
 
@@ -430,9 +425,8 @@ class SeenSampling(Sampling):
 
     Attributes:
         cohort: Most units per round: the public denominator.
-        participation_cap: Most rounds of one unit, enforced by the ledger. A round with more noise
-            than the least counts as a part of one, by its price. None: each round is charged to all
-            units.
+        participation_cap: Most rounds of one unit, enforced by the ledger. A round above the least
+            noise counts by its price, as a part of one. None: each round is charged to all units.
     """
 
     relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
@@ -450,11 +444,11 @@ class SeenSampling(Sampling):
         return self.participation_cap
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Gaussian without amplification."""
+        """A Gaussian without amplification."""
         return GaussianEvent(noise_multiplier=noise_multiplier)
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the size."""
+        """The size."""
         return float(self.cohort)
 
     def check(self, num_units: int) -> None:
@@ -468,7 +462,7 @@ class SeenSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleSampling(SeenSampling):
-    """A visible cohort, chosen by utility, by public metadata, or by a public draw.
+    """A visible cohort, chosen by utility, public metadata or a public draw.
 
     Attributes:
         separation: Least distance between the indices of two rounds with the same unit; for
@@ -485,7 +479,7 @@ class VisibleSampling(SeenSampling):
         return self.separation
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         apart = ""
         if self.separation > 1:
             apart = f", each at least {self.separation} rounds apart"
@@ -508,8 +502,8 @@ class VisibleSampling(SeenSampling):
 class BufferedSampling(SeenSampling):
     """A visible buffer, released whenever `cohort` contributions have arrived.
 
-    The order of arrival is no secret coin. A unit contributes to an index at most once, whenever it
-    was asked.
+    The order of arrival is no secret coin. Whenever it was asked, a unit contributes to an index at
+    most once.
     """
 
     kind: ClassVar[str] = "buffered"
@@ -543,7 +537,7 @@ class BufferedSampling(SeenSampling):
             )
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         return (
             f"none, in buffered releases: each is made of the {self.cohort} {unit}s that answer "
             "next; they are seen, and charged in full"
@@ -551,13 +545,13 @@ class BufferedSampling(SeenSampling):
 
 
 def heads_of(coins: NDArray[np.bool_]) -> list[int]:
-    """Return the indices whose coin came up."""
+    """The indices whose coin came up."""
     heads: list[int] = np.flatnonzero(coins).tolist()
     return heads
 
 
 def _uniform_part(indices: list[int], size: int, rng: SecureRandom) -> list[int]:
-    """Return a uniformly random part, at most `size` indices."""
+    """A uniformly random part, at most `size` indices."""
     if len(indices) <= size:
         return indices
     # 52-bit scores tie with probability below n^2 / 2^53.

@@ -24,7 +24,7 @@ _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 def usual_colluding(nodes: int) -> int:
-    """Return the default number of colluding nodes, out of `nodes`."""
+    """The default number of colluding nodes, out of `nodes`."""
     return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 
@@ -36,11 +36,11 @@ class SharedNoise:
 
     Attributes:
         cohort: Clients of the sum, `n`.
-        least: Fewest repliers that the sum is opened with.
+        least: Fewest repliers to open the sum with.
         colluding: Nodes that may reveal their shares of noise, and lie.
-        committee: Members who hold shares of every client's seeds, `L`.
+        committee: Members with shares of every client's seeds, `L`.
         threshold: Members who can open together, `t`.
-        cross_check: Whether members agree on one set of repliers before they open.
+        cross_check: Whether members agree on one set of repliers before opening.
     """
 
     cohort: int
@@ -83,7 +83,7 @@ class SharedNoise:
 
     @property
     def colluding_members(self) -> int:
-        """Members who may collude: at most all colluding nodes, however members were chosen."""
+        """Members who may collude: all colluding nodes at most, however members were chosen."""
         return min(self.colluding, self.committee)
 
     @property
@@ -93,7 +93,7 @@ class SharedNoise:
 
     @property
     def lies(self) -> int:
-        """Honest members to whom the server may name other repliers than to the rest."""
+        """Honest members to whom the server may name other repliers than to others."""
         return 0 if self.cross_check else self.committee - self.threshold
 
     @property
@@ -103,7 +103,7 @@ class SharedNoise:
         return -(-named // (self.honest_members - self.lies))
 
     def honest_shares(self, *, server_lies: bool) -> int:
-        """Return how many shares of noise no adversary can subtract from an opened sum.
+        """How many shares of noise no adversary can subtract from an opened sum.
 
         Against a lying server, a promise needs nodes that know each other's keys.
         """
@@ -112,12 +112,12 @@ class SharedNoise:
 
 
 def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
-    """Return the multiplier that shares of noise amount to.
+    """The multiplier that shares of noise amount to.
 
     Args:
         scale: Scale of one share, in grid steps.
         sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
-        shares: Number of shares that no adversary can subtract.
+        shares: Shares that no adversary can subtract.
 
     Raises:
         ValueError: If the shares are too little noise for a Gaussian.
@@ -131,12 +131,12 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
 def shared_noise_slack(
     releases: int, size: int, shares: int, *, noise_scale: float = LEAST_NOISE_SCALE
 ) -> float:
-    """Return lambda: the most by which log-ratios of all sums differ from those of Gaussians.
+    """Lambda: the most by which log-ratios of all sums differ from those of Gaussians.
 
     With it, (epsilon, delta) of Gaussians is (epsilon + 2 lambda, e^lambda delta) of the sums. It
     has three parts per coordinate. A sum of discrete Gaussians around real centres is one but for
     `tau`. That one is post-processed from a continuous Gaussian but for `eta` (Peikert 2010, "An
-    Efficient and Parallel Gaussian Sampler for Lattices"). And the sampler computes in float64.
+    Efficient and Parallel Gaussian Sampler for Lattices"). The sampler computes in float64.
 
     Args:
         releases: Number of sums.
@@ -158,17 +158,17 @@ def shared_noise_slack(
 
 
 def sampler_slack(draws: int) -> float:
-    """Return float64's error in the log-ratio of `draws` draws of noise."""
+    """Float64's error in the log-ratio of `draws` draws of noise."""
     return draws * _SAMPLER
 
 
 def _theta(variance: float) -> float:
-    """Return the sum over j >= 1 of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
+    """The sum over j >= 1 of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
     return sum(math.exp(-2.0 * math.pi**2 * variance * j**2) for j in range(1, 8))
 
 
 def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
-    """Return what a budget leaves for the Gaussians that secure sums are charged as.
+    """What a budget leaves for the Gaussians that secure sums are charged as.
 
     Raises:
         ValueError: If nothing remains.
