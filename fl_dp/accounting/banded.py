@@ -59,13 +59,13 @@ def optimal_coefficients(
     momentum: float = 0.0,
     objective: Objective | str = Objective.MEAN,
 ) -> tuple[int, ...]:
-    """Return the coefficients with the least error of the models at equal privacy.
+    """Return the coefficients with the models' least error at equal privacy.
 
     They do not depend on epsilon, the number of participations or amplification: those scale the
     noise of all coefficients alike.
 
     Args:
-        rounds: Number of releases of the training.
+        rounds: Number of releases.
         bands: Most coefficients that differ from 0, at most 1000: the least distance between a
             unit's indices, or less to save memory.
         momentum: The server optimizer's, in [0, 1).
@@ -89,7 +89,7 @@ def optimal_coefficients(
 
 
 def squared_norm(coefficients: Sequence[int]) -> float:
-    """Return |c|^2, a column's squared L2 norm: the squared sensitivity of one participation."""
+    """|c|^2, a column's squared L2 norm: the squared sensitivity of one participation."""
     require_coefficients(coefficients)
     squares = sum(coefficient * coefficient for coefficient in coefficients)
     return squares / COEFFICIENT_ONE**2
@@ -105,13 +105,12 @@ def model_error(
 
     Args:
         coefficients: The first column of C, in units of 2^-12.
-        rounds: Number of releases of the training.
+        rounds: Number of releases.
         momentum: The server optimizer's, in [0, 1).
         objective: The models whose error counts.
 
     Returns:
-        The error in squares of the fresh noise's standard deviation, for a server learning rate of
-        1.
+        In squares of the fresh noise's standard deviation, for a server learning rate of 1.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -130,12 +129,12 @@ def _check_workload(rounds: int, momentum: float) -> None:
 
 
 def _workload(rounds: int, momentum: float) -> NDArray[np.float64]:
-    """Return one release's effect on the models after it: 1, 1 + m, 1 + m + m^2, ..."""
+    """One release's effect on the models after it: 1, 1 + m, 1 + m + m^2, ..."""
     return np.asarray(lfilter([1.0], [1.0, -momentum], np.ones(rounds)))
 
 
 def _weights(rounds: int, objective: Objective) -> NDArray[np.float64]:
-    """Return weights of the squared error that a release leaves i releases later."""
+    """Weights of the squared error that a release leaves i releases later."""
     if objective is Objective.LAST:
         return np.ones(rounds)
     return np.arange(rounds, 0, -1) / rounds
@@ -167,7 +166,7 @@ def _optimal(rounds: int, bands: int, momentum: float, objective: Objective) -> 
 def log_loss(
     tail: NDArray[np.float64], workload: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the logarithm of error times squared norm, and its gradient by `tail`.
+    """The logarithm of error times squared norm, and its gradient by `tail`.
 
     As power series, a release leaves the noise H = workload / c in later models, and dH / dc_j =
     -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.

@@ -1,13 +1,13 @@
-"""Bounds on what releases spend: every valid epsilon by name, and the smallest of them.
+"""Bounds on what releases spend: every valid epsilon by name, and the smallest.
 
     >>> history = {PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100}
     >>> epsilon(history, delta=1000**-1.1)
     EpsilonBounds(pld=2.402..., rdp=2.904..., naive=116...)
 
-Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
-for no useful number. It is left out, and the result is conservative: just beyond 100 by a tenth of
-epsilon if a tenth of all units is sampled, by a fifth if a hundredth is, and by less the larger
-epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
+Where even bounds in closed form exceed 100, a distribution would take minutes and gigabytes for no
+useful number. Without it the result is conservative: just beyond 100 by a tenth of epsilon if a
+tenth of all units is sampled, by a fifth if a hundredth is; by less the larger epsilon. There `gdp`
+and `zcdp` count each sample as the whole roster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VAST_EPSILON = 100.0
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EpsilonBounds:
-    """Upper bounds on epsilon at one delta, each valid on its own; infinite where there is none.
+    """Upper bounds on epsilon at one delta, each valid on its own; infinite where none is known.
 
     Attributes:
         pld: Privacy-loss distributions.
@@ -81,11 +81,11 @@ class EpsilonBounds:
         return min(bounds, key=lambda name: bounds[name], default="none")
 
     def plus(self, slack: float) -> EpsilonBounds:
-        """Return bounds larger by `slack` each."""
+        """Bounds larger by `slack` each."""
         return EpsilonBounds(**{name: value + slack for name, value in self.by_name.items()})
 
     def within(self, budget: float) -> EpsilonBounds:
-        """Return the bounds, or a gate's guarantee at `budget` where all are above it."""
+        """The bounds, or a gate's guarantee at `budget` where all are above it."""
         return self if self.best <= budget else EpsilonBounds(filter=budget)
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ def pld_epsilon(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     interval: float | None = None,
 ) -> float:
-    """Return the bound by privacy-loss distributions alone, infinite where there is none.
+    """The bound by privacy-loss distributions alone, infinite where there is none.
 
     `interval` is the privacy loss's discretisation; None: that of reports.
 
@@ -156,7 +156,7 @@ def tight_epsilon(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     interval: float | None = None,
 ) -> float:
-    """Return the smallest of the bounds that any events can share, PLD and Renyi DP.
+    """The smallest of the bounds that any events can share, PLD and Renyi DP.
 
     For gates and searches; `epsilon` returns more. PLD is smaller, except where each release spends
     so little that the discretisation costs more than Renyi DP does, or where it has no
@@ -187,7 +187,7 @@ def tight_epsilon(
 
 
 def _is_vast(history: FrozenHistory, delta: float, rdp: float) -> bool:
-    """Return whether a history spends too much to compute a distribution of its losses."""
+    """Whether a history spends too much to compute a distribution of its losses."""
     if math.isinf(rdp):
         # To contribute zero is one way to be replaced, and has a Renyi bound.
         rdp = renyi_epsilon(_as_poisson(history), delta, NeighboringRelation.ZERO_OUT)
@@ -224,7 +224,7 @@ def _without_amplification(history: FrozenHistory) -> FrozenHistory:
 
 
 def _top_of_many(history: FrozenHistory) -> bool:
-    """Return whether several are chosen at once by scores, of which a unit moves one alone."""
+    """Whether several are chosen at once by scores, of which a unit moves one alone."""
     return any(
         isinstance(event, ExponentialEvent) and event.draws > 1 and event.one_coordinate
         for event, _ in history
@@ -232,7 +232,7 @@ def _top_of_many(history: FrozenHistory) -> bool:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return a `rho`-zCDP release's epsilon at `delta`, the best over all real orders.
+    """A `rho`-zCDP release's epsilon at `delta`, the best over all real orders.
 
     Reference:
         Canonne, Kamath and Steinke 2020, proposition 12.

@@ -14,7 +14,7 @@ class NeighboringRelation(StrEnum):
     """The difference between two neighbouring populations: always one privacy unit.
 
     With sums, a constant denominator and Poisson sampling the first two have the same sensitivity
-    and the same epsilon. The third moves a sum by up to twice the clipping norm.
+    and epsilon. The third moves a sum by up to twice the clipping norm.
     """
 
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
@@ -28,7 +28,7 @@ class NeighboringRelation(StrEnum):
 
     @property
     def distance(self) -> int:
-        """Largest distance of two neighbours' sums, in clipping norms."""
+        """Largest distance of neighbours' sums, in clipping norms."""
         return 2 if self is NeighboringRelation.REPLACE_ONE else 1
 
 

@@ -48,7 +48,7 @@ class CachedCalibration:
         target_delta: float,
         relation: NeighboringRelation,
     ) -> Self:
-        """Return the cache file of a calibration; `releases` are those at a few fixed noises."""
+        """The cache file of a calibration; `releases` are those at a few fixed noises."""
         folder = _folder()
         if folder is None:
             return cls(None)
@@ -66,7 +66,7 @@ class CachedCalibration:
         return cls(folder / f"{digest}.json")
 
     def read(self) -> float | None:
-        """Return the cached noise, unverified; None if none is readable."""
+        """The cached noise, unverified; None if none is readable."""
         if self.file is None:
             return None
         try:
@@ -88,7 +88,7 @@ class CachedCalibration:
 
 
 def _folder() -> Path | None:
-    """Return the folder of calibrations; None without a cache."""
+    """The folder of calibrations; None without a cache."""
     chosen = os.environ.get(SWITCH, "")
     if chosen == "off":
         return None
@@ -100,7 +100,7 @@ def _folder() -> Path | None:
 
 @cache
 def _made_by() -> dict[str, str]:
-    """Return what a calibration depends on: versions, and this package's own text."""
+    """What a calibration depends on: versions, and this package's own text."""
     made_by = {}
     for name in _LIBRARIES:
         try:

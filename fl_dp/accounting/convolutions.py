@@ -24,7 +24,7 @@ _ORDERS = 20  # of the Chernoff bounds, in both directions
 def composed_pair(
     first: library.PrivacyLossDistribution, second: library.PrivacyLossDistribution
 ) -> library.PrivacyLossDistribution:
-    """Return the privacy loss of both releases together; both are pessimistic, on one interval."""
+    """The privacy loss of both releases together; both are pessimistic, on one interval."""
     remove = _convolved(first._pmf_remove, second._pmf_remove)
     if first._symmetric and second._symmetric:
         return library.PrivacyLossDistribution(remove)
@@ -34,7 +34,7 @@ def composed_pair(
 def composed_with_itself(
     distribution: library.PrivacyLossDistribution, count: int
 ) -> library.PrivacyLossDistribution:
-    """Return the privacy loss of `count` equal releases, at least 1."""
+    """The privacy loss of `count` equal releases, at least 1."""
     remove = _self_convolved(distribution._pmf_remove, count)
     if distribution._symmetric:
         return library.PrivacyLossDistribution(remove)
@@ -42,7 +42,7 @@ def composed_with_itself(
 
 
 def epsilon_at(distribution: library.PrivacyLossDistribution, delta: float) -> float:
-    """Return the smallest epsilon, not below 0, whose delta is at most `delta`."""
+    """The smallest epsilon, not below 0, whose delta is at most `delta`."""
     epsilon = _epsilon_at(distribution._pmf_remove, delta)
     if distribution._symmetric:
         return epsilon
@@ -81,7 +81,7 @@ def _self_convolved(pmf: Any, count: int) -> Any:
 
 
 def _bounds(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
-    """Return the index range of all but `_TRUNCATED` of a convolution, by Chernoff bounds."""
+    """The index range of all but `_TRUNCATED` of a convolution, by Chernoff bounds."""
     first, last = 0, (probs.size - 1) * count
     spare = math.log(2.0 / _TRUNCATED)
     for sign in (1.0, -1.0):
@@ -103,13 +103,13 @@ def _bounds(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
 
 
 def _longest_prefix(probs: NDArray[np.float64], mass: float) -> int:
-    """Return how many first entries have at most this mass together."""
+    """How many first entries have at most this mass together."""
     beyond = np.cumsum(probs) > mass
     return int(beyond.argmax()) if beyond.any() else probs.size
 
 
 def _epsilon_at(pmf: Any, delta: float) -> float:
-    """Return the epsilon of one direction.
+    """The epsilon of one direction.
 
     Delta at epsilon is the mass of all larger losses less `e^epsilon` times their mass without the
     unit. The search goes down from the largest loss to the first below the epsilon of those above.

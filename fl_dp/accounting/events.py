@@ -90,7 +90,7 @@ class FixedSizeGaussianEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomStoppingEvent:
-    """The best of a random number of runs; neither others nor their number are ever released.
+    """The best of a random number of runs; no other run, nor their number, is ever released.
 
     Attributes:
         releases: Each run's releases, with counts; the same for all runs.

@@ -23,7 +23,7 @@ from .schedules import NoiseSchedule
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
+    """Return the smallest noise multiplier of one (epsilon, delta)-DP Gaussian release.
 
     Args:
         epsilon: Positive and finite.
@@ -41,7 +41,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Return the exact epsilon at `delta` of one Gaussian release, 0 if the noise is that large.
+    """The exact epsilon at `delta` of one Gaussian release, 0 if the noise is that large.
 
     Several releases are one of multiplier `1 / sqrt(sum of 1 / noise_multiplier^2)`.
 
@@ -58,7 +58,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
-    """Return the largest distance of two neighbours' fixed-size sums, in clipping norms.
+    """The largest distance of two neighbours' fixed-size sums, in clipping norms.
 
     A unit of a public roster that contributes zero stays in the sample. Another replaces one that
     leaves the population: the sum moves as if its data were replaced.
@@ -69,7 +69,7 @@ def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
 def mu_squared(
     event: GaussianEvent | FixedSizeGaussianEvent, neighboring_relation: NeighboringRelation
 ) -> float:
-    """Return the squared mu of one release in Gaussian DP; those of several add up, exactly.
+    """One release's squared mu in Gaussian DP; those of several add up, exactly.
 
     `(distance / noise_multiplier)^2`; a sample of fixed size is charged without amplification.
     """
@@ -82,7 +82,7 @@ def mu_squared(
 def loss_of_mixture(
     x: NDArray[np.float64], z: float | NDArray[np.float64], q: float
 ) -> NDArray[np.float64]:
-    """Return the privacy loss at `x` of `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`.
+    """The privacy loss at `x` of `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`.
 
     `log(1 - q + q e^((2x-1)/(2 z^2)))`: that of a Gaussian on a Poisson sample of rate q.
     """
@@ -93,12 +93,12 @@ def loss_of_mixture(
 
 
 def log1m(q: float) -> float:
-    """Return `log(1 - q)`, minus infinity at 1."""
+    """`log(1 - q)`, minus infinity at 1."""
     return math.log1p(-q) if q < 1.0 else -math.inf
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the classic multiplier, for comparison; `gaussian_noise_multiplier` is never larger.
+    """The classic multiplier, for comparison; `gaussian_noise_multiplier` is never larger.
 
     Raises:
         ValueError: If epsilon is above 1, where the classic proof does not hold, or out of range.
@@ -139,11 +139,11 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
 
 
 def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) -> float:
-    """Reproduce the literature's noise of each upload for `exposures` uploads of one client.
+    """Reproduce the literature's noise of each of a client's `exposures` uploads.
 
-    `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian with the budget split
-    evenly. It grows with the uploads; exact composition grows with their root. Its proof ends where
-    one upload's share of epsilon is above 1.
+    `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian, the budget split evenly.
+    It grows with the uploads; exact composition grows with their root. Its proof ends where one
+    upload's share of epsilon exceeds 1.
 
     Returns:
         Noise standard deviation over the sensitivity, in each upload.
@@ -167,11 +167,11 @@ def _check(epsilon: float, delta: float) -> None:
 
 
 def naive_split(budget: PrivacyBudget, schedule: NoiseSchedule, rounds: int) -> tuple[float, ...]:
-    """Return each round's noise multiplier under the naive split, for comparison.
+    """Each round's noise multiplier under the naive split, for comparison.
 
-    A schedule is read as epsilons that add up, and each round gets an equal share of delta. Each is
-    turned into noise on its own, without composition or sampling: by the classic formula up to an
-    epsilon of 1, by the analytic one above.
+    A schedule is read as epsilons that add up, each at an equal share of delta. Each becomes noise
+    on its own, without composition or sampling: by the classic formula up to epsilon 1, by the
+    analytic one above.
 
     Raises:
         ValueError: If the schedule does not fit the rounds.

@@ -24,7 +24,7 @@ _BELOW = 1.0 - 1e-9  # factor on a scale: its group fits on another machine, too
 
 @dataclass(frozen=True, kw_only=True)
 class CyclicSampling(Sampling):
-    """Public groups that take turns, and secret coins inside the group whose turn it is.
+    """Public groups that take turns, and secret coins inside the one whose turn it is.
 
     Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
     a unit's participations are at least `groups` indices apart, as correlated noise needs, and each
@@ -78,7 +78,7 @@ class CyclicSampling(Sampling):
         return self.inside.of_declared
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return a cohort of the group whose turn it is. See `Sampling.draw`."""
+        """A cohort of the group whose turn it is."""
         return self.inside.draw(rng, size)
 
     @property
@@ -87,19 +87,19 @@ class CyclicSampling(Sampling):
         return self.groups
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the smallest group."""
+        """The smallest group."""
         return min(range(self.groups), key=lambda group: (sizes.get(group, 0), group))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event of the law inside the largest group."""
+        """The event of the law inside the largest group."""
         return self.inside.event(noise_multiplier, self.largest_group(num_units))
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size, the same in all rounds."""
+        """The expected size, the same in all rounds."""
         return self.inside.expected_cohort(num_units) / self.groups
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         within = self.inside.describe(unit)
         if self.inside.visible:
             within = f"each {unit} of the group is charged in full"
@@ -119,11 +119,11 @@ class CyclicSampling(Sampling):
         super().check(num_units)
 
     def group_at(self, index: int) -> int:
-        """Return the group whose turn the index is, from 0 on."""
+        """The group whose turn the index is, from 0 on."""
         return index % self.groups
 
     def largest_group(self, num_units: int) -> int:
-        """Return the size of the largest group, as units are dealt in turn."""
+        """The largest group's size, as units are dealt in turn."""
         return -(-num_units // self.groups)
 
 
@@ -142,7 +142,7 @@ class OwnRatesSampling(Sampling):
     Attributes:
         budgets: Epsilon of each group, increasing.
         shares: Share of the declared units in each group; public.
-        rates: Probability of each unit of a group in each round; all 1 where units add the noise.
+        rates: Probability of each unit of a group per round; all 1 where units add the noise.
         scales: The last group's noise over each group's; empty: all 1.
     """
 
@@ -156,7 +156,7 @@ class OwnRatesSampling(Sampling):
     def at(
         cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
     ) -> OwnRatesSampling:
-        """Return the law before a plan to budgets finds its rates or noises.
+        """The law before a plan to budgets finds its rates or noises.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -215,7 +215,7 @@ class OwnRatesSampling(Sampling):
 
     @property
     def own_groups(self) -> tuple[OwnGroup, ...]:
-        """The groups, with the noise and the rate of each."""
+        """The groups, with each one's noise and rate."""
         scales = self.scales or (1.0,) * self.num_groups
         groups = zip(self.budgets, self.shares, self.rates, scales, strict=True)
         own_groups: list[OwnGroup] = []
@@ -227,14 +227,14 @@ class OwnRatesSampling(Sampling):
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
     ) -> Self:
-        """Return the law with the noise of each group. See `Sampling.with_scales`."""
+        """The law with each group's noise."""
         scales = [
             noise_multiplier / multiplier_for(epsilon) * _BELOW for epsilon in self.budgets[:-1]
         ]
         return replace(self, scales=(*scales, 1.0))
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the indices whose coin came up, at their groups' rates. See `Sampling.draw`."""
+        """The indices whose coin came up, at their groups' rates."""
         if len(groups) != size:
             raise ValueError("groups are the ledger's: this selection needs a plan")
         numbers = np.asarray(groups, dtype=np.int64)
@@ -245,35 +245,35 @@ class OwnRatesSampling(Sampling):
         return heads_of(heads)
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that is furthest below its share."""
+        """The group furthest below its share."""
         dealt = sum(sizes.values()) + 1
         lacks = [share * dealt - sizes.get(group, 0) for group, share in enumerate(self.shares)]
         return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event of the last group, which pays most."""
+        """The event of the last group, which pays most."""
         return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return a release's price for a unit of a group, given that for the last group."""
+        """A release's price for a unit of a group, given that for the last group."""
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
             return replace(event, sampling_rate=self.rates[group])
         return _with_noise_over(event, self.own_groups[group].scale)
 
     def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size."""
+        """The expected size."""
         return num_units * math.fsum(
             share * rate for share, rate in zip(self.shares, self.rates, strict=True)
         )
 
     def expected_weight(self, num_units: int) -> float:
-        """Return a cohort's expected sum of weights; see `OwnGroup.weight`."""
+        """A cohort's expected sum of weights; see `OwnGroup.weight`."""
         return num_units * math.fsum(
             group.share * group.sampling_rate * group.weight for group in self.own_groups
         )
 
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
+        """One phrase for people."""
         groups = zip(self.budgets, self.scales or self.rates, strict=True)
         numbers = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in groups)
         if self.visible:
@@ -286,7 +286,7 @@ class OwnRatesSampling(Sampling):
 
 
 def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
-    """Return the event of one client's message with 1 / `scale` times the noise."""
+    """The event of one client's message with 1 / `scale` times the noise."""
     if isinstance(event, GaussianEvent | LaplaceEvent):
         return replace(event, noise_multiplier=event.noise_multiplier / scale)
     if isinstance(event, ZcdpEvent):

@@ -50,7 +50,7 @@ def epsilon_of_group(
     Args:
         history: Releases with parameters fixed beforehand.
         delta: Delta of the group's promise, in (0, 1).
-        size: Number of units of the group.
+        size: Number of units.
         neighboring_relation: Defines neighbours for one unit.
         slack: Lambda, by which releases' log-ratios may differ from those of their events.
 
@@ -73,7 +73,7 @@ def epsilon_of_group(
 def _chained(
     history: FrozenHistory, delta: float, size: int, relation: NeighboringRelation, slack: float
 ) -> float:
-    """Return the least epsilon of a chain of neighbours, over shares of delta for each."""
+    """The least epsilon of a chain of neighbours, over shares of delta for each."""
     best = math.inf
     for one_delta in delta * 10.0**-_DECADES:
         one = renyi_epsilon(history, one_delta * math.exp(-slack), relation) + 2.0 * slack
@@ -88,7 +88,7 @@ def _chained(
 def _divergences(
     event: PrivacyEvent, size: int, relation: NeighboringRelation
 ) -> NDArray[np.float64]:
-    """Return a bound on each order's Renyi divergence; infinite where none is known."""
+    """A bound on each order's Renyi divergence; infinite where none is known."""
     match event:
         case GaussianEvent() | PoissonGaussianEvent(sampling_rate=1.0):
             distance = size * relation.distance / event.noise_multiplier
@@ -100,7 +100,7 @@ def _divergences(
 
 
 def _of_mixture(z: float, rate: float, size: int, order: float) -> float:
-    """Return the larger divergence of the two directions between N(0, z^2) and the mixture."""
+    """The larger divergence of both directions between N(0, z^2) and the mixture."""
     drawn = np.arange(size + 1.0)
     log_share = binom.logpmf(drawn, size, rate)
 

@@ -56,7 +56,7 @@ class NoDistribution(ValueError):
 
 
 def reporting_interval(history: FrozenHistory) -> float:
-    """Return the discretisation at which a history's epsilon is reported."""
+    """The discretisation at which a history's epsilon is reported."""
     return REPORTING_INTERVAL if len(history) <= _MANY_EVENTS else SEARCH_INTERVAL
 
 
@@ -68,7 +68,7 @@ def distribution_epsilon(
     *,
     all_scores: bool = False,
 ) -> float:
-    """Return the PLD bound on epsilon, infinite if an event has no distribution.
+    """The PLD bound on epsilon, infinite if an event has no distribution.
 
     With `all_scores`, exponential draws are bounded by the release of all their noisy scores, if a
     unit moves only one: better for the top of many.
@@ -103,7 +103,7 @@ def _epsilon(
 def losses_of_removal(
     history: FrozenHistory, neighboring_relation: NeighboringRelation, interval: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the privacy losses of outputs with the unit against outputs without it.
+    """Return the privacy losses of outputs with the unit against those without it.
 
     The history is not empty.
 
@@ -171,7 +171,7 @@ def _repeated(
 def _distribution(
     event: PrivacyEvent, relation: NeighboringRelation, interval: float, all_scores: bool
 ) -> Distribution:
-    """Return the distribution of one event.
+    """The distribution of one event.
 
     Raises:
         NoDistribution: If there is none.
@@ -232,10 +232,10 @@ _LIBRARY_RELATION = {
 def poisson_gaussian(
     noise_multiplier: float, sampling_rate: float, interval: float
 ) -> Distribution:
-    """Return the distribution of a Gaussian on a Poisson sample, for zero-out and add-or-remove.
+    """The distribution of a Gaussian on a Poisson sample, for zero-out and add-or-remove.
 
-    The pair of neighbours is `N(0, z^2)` and the mixture `(1-q) N(0, z^2) + q N(1, z^2)`; the
-    loss of the mixture against the other, `log(1 - q + q e^((2x-1)/(2 z^2)))`, grows with x.
+    The neighbours are `N(0, z^2)` and the mixture `(1-q) N(0, z^2) + q N(1, z^2)`; the mixture's
+    loss against the other, `log(1 - q + q e^((2x-1)/(2 z^2)))`, grows with x.
 
     Raises:
         NoDistribution: If the noise is so small that it is too long to compute.
@@ -262,7 +262,7 @@ def poisson_gaussian(
 
 
 def _composed_length(probs: NDArray[np.float64], count: int) -> float:
-    """Return roughly how many grid points the library takes for `count` convolutions.
+    """Roughly how many grid points the library takes for `count` convolutions.
 
     By its Chernoff bounds, at fewer orders.
     """
@@ -281,7 +281,7 @@ def _refuse_above(longest: float, length: float, name: str) -> None:
 
 
 def _where_loss_is(losses: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
-    """Return the x of each loss; minus infinity at losses that no x has."""
+    """The x of each loss; minus infinity at losses that no x has."""
     with np.errstate(divide="ignore", invalid="ignore"):
         # log((e^loss - (1 - q)) / q), which must not overflow for large losses.
         large = losses + np.log1p(-(1.0 - q) * np.exp(-np.maximum(losses, 30.0))) - math.log(q)
@@ -297,7 +297,7 @@ def _grid(first: int, last: int, interval: float) -> NDArray[np.float64]:
 
 
 def _normal_mass(edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal mass of each interval, accurate in both tails."""
+    """Each interval's standard normal mass, accurate in both tails."""
     below, above = ndtr(edges), ndtr(-edges)
     return np.where(edges[:-1] > 0.0, above[:-1] - above[1:], below[1:] - below[:-1])
 
@@ -305,7 +305,7 @@ def _normal_mass(edges: NDArray[np.float64]) -> NDArray[np.float64]:
 def _dots(
     upper: NDArray[np.float64], lower: NDArray[np.float64], losses: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Split each interval's mass over its ends, keeping its mass under both neighbours."""
+    """Split each interval's mass over its ends, keeping it under both neighbours."""
     interval = losses[1] - losses[0]
     # Beyond e^700, where `lower` is next to nothing, capping moves mass to the upper end only.
     odds = np.exp(np.minimum(losses[:-1], 700.0))

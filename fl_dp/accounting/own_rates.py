@@ -41,7 +41,7 @@ def calibrate_own_rates(
     others: History = (),
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the shared noise multiplier, and the rate of each group.
+    """The shared noise multiplier, and each group's rate.
 
     Args:
         rounds: Returns the charged rounds at a noise multiplier and a rate; spends less with more
@@ -69,7 +69,7 @@ def calibrate_own_rates(
         )
 
     def rate_of(noise: float, epsilon: float) -> float:
-        """Return the rate that spends a budget, by the coarse discretisation."""
+        """The rate that spends a budget, by the coarse discretisation."""
 
         def by_renyi(log_rate: float) -> float:
             history = total(noise, math.exp(log_rate))
@@ -92,12 +92,12 @@ def calibrate_own_rates(
         return math.exp(low)
 
     def short(log_noise: float) -> float:
-        """Return the wanted mean rate less the actual one."""
+        """The wanted mean rate less the actual one."""
         rates = [rate_of(math.exp(log_noise), epsilon) for epsilon in budgets]
         return sampling_rate - math.fsum(s * r for s, r in zip(shares, rates, strict=True))
 
     def noise_for(epsilon: float) -> float:
-        """Return the noise at which a group with that budget takes part at the mean rate."""
+        """The noise at which a group with that budget takes part at the mean rate."""
         return calibrate_noise(
             lambda noise: rounds(noise, sampling_rate),
             epsilon,

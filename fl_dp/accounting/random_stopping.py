@@ -61,14 +61,14 @@ class RunsLaw:
         return math.exp(float(brentq(excess, -60.0, -1e-9, xtol=1e-14)))
 
     def probability(self, runs: int) -> float:
-        """Return the probability of `runs` runs."""
+        """The probability of `runs` runs."""
         first, ratio = self._first(), 1.0 - self.gamma
         for done in range(1, runs):
             first *= ratio * (done + self.shape) / (done + 1.0)
         return first
 
     def draw(self, uniform: float) -> int:
-        """Return the number of runs at a quantile of the law.
+        """The number of runs at a quantile of the law.
 
         Args:
             uniform: Quantile in (0, 1), from a secret source: an adversary who knows it knows the
@@ -86,7 +86,7 @@ class RunsLaw:
     def divergences(
         self, orders: tuple[float, ...], of_one_run: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the best run's divergences; the others stay secret (theorem 2).
+        """The best run's divergences; the others stay secret (theorem 2).
 
         Args:
             orders: Renyi orders, all above 1, increasing.
@@ -104,14 +104,14 @@ class RunsLaw:
         return least
 
     def _first(self) -> float:
-        """Return the probability of one run."""
+        """The probability of one run."""
         if self.shape == 0.0:
             return -(1.0 - self.gamma) / math.log(self.gamma)
         return self.shape * (1.0 - self.gamma) / math.expm1(-self.shape * math.log(self.gamma))
 
 
 def _mean(shape: float, log_gamma: float) -> float:
-    """Return the expected number of runs."""
+    """The expected number of runs."""
     complement = -math.expm1(log_gamma)
     if shape == 0.0:
         return math.exp(-log_gamma) * complement / -log_gamma

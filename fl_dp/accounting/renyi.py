@@ -49,7 +49,7 @@ def renyi_divergences(
     neighboring_relation: NeighboringRelation,
     orders: tuple[float, ...] = ORDERS,
 ) -> NDArray[np.float64]:
-    """Return an upper bound on one event's Renyi divergence at each order.
+    """An upper bound on one event's Renyi divergence at each order.
 
     Returns:
         Shape `(len(orders),)`, read-only; infinite where no bound is known.
@@ -62,7 +62,7 @@ def renyi_divergences(
 def renyi_epsilon(
     history: FrozenHistory, delta: float, neighboring_relation: NeighboringRelation
 ) -> float:
-    """Return the epsilon by Renyi DP, infinite if an event has no bound at any order."""
+    """The epsilon by Renyi DP, infinite if an event has no bound at any order."""
     total = np.zeros(len(ORDERS))
     for event, count in history:
         total += count * renyi_divergences(event, neighboring_relation)
@@ -72,7 +72,7 @@ def renyi_epsilon(
 
 
 def epsilon_at_order(divergence: float, order: float, delta: float) -> float:
-    """Convert a Renyi divergence of one order to epsilon at `delta`; never below zero."""
+    """Convert one order's Renyi divergence to epsilon at `delta`; never below zero."""
     return max(
         0.0,
         divergence + math.log1p(-1.0 / order) - math.log(order * delta) / (order - 1.0),
@@ -80,7 +80,7 @@ def epsilon_at_order(divergence: float, order: float, delta: float) -> float:
 
 
 def divergence_at_order(epsilon: float, order: float, delta: float) -> float:
-    """Return the largest divergence of that order that still converts to `epsilon`."""
+    """The largest divergence of that order that still converts to `epsilon`."""
     return epsilon - math.log1p(-1.0 / order) + math.log(order * delta) / (order - 1.0)
 
 
@@ -147,7 +147,7 @@ def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np
 
 
 def _binomial_series(z: float, q: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the divergences of integer orders (Mironov, Talwar and Zhang 2019, eq. 4)."""
+    """The divergences of integer orders (Mironov, Talwar and Zhang 2019, eq. 4)."""
     divergences = np.empty(orders.size)
     for part in (orders <= _SMALL_ORDER, orders > _SMALL_ORDER):
         order = orders[part][:, None]
@@ -161,7 +161,7 @@ def _binomial_series(z: float, q: float, orders: NDArray[np.float64]) -> NDArray
 
 
 def _log_sum_exp(terms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the logarithm of each row's sum of exponentials."""
+    """The logarithm of each row's sum of exponentials."""
     largest = terms.max(axis=1)
     sums: NDArray[np.float64] = largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))
     return sums

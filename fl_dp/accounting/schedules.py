@@ -1,9 +1,8 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
 A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
-multiplier is `scale / weight`. Calibration solves for `scale`, so that all rounds together spend
-the target. Composition does not depend on order: a shape that spends early costs exactly as much as
-its late mirror.
+multiplier is `scale / weight`. Calibration finds the `scale` that spends the target in all rounds.
+Composition does not depend on order: an early shape costs exactly as much as its late mirror.
 
     >>> schedule = NoiseSchedule(name="step")
     >>> schedule.weights_of(4)
@@ -182,7 +181,7 @@ class NoiseSchedule(Arguments):
         calibration makes up for that factor.
 
         Returns:
-            One weight per round, in (0, 1]; the largest is exactly 1, and weights of one level are
+            One weight per round, in (0, 1]; the largest is exactly 1, and a level's weights are
             exactly equal.
 
         Raises:
@@ -210,7 +209,7 @@ class NoiseSchedule(Arguments):
         return late[::-1] if self.spends_early else late
 
     def multipliers(self, scale: float, rounds: int) -> tuple[float, ...]:
-        """Return the noise multiplier of each round, `scale / weight`.
+        """Each round's noise multiplier, `scale / weight`.
 
         `scale` is the smallest one: the standard deviation of the noise on the sum over its L2
         sensitivity.

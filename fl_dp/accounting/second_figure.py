@@ -4,10 +4,10 @@
     >>> second_figure(history, 1e-5, ours=epsilon(history, 1e-5)).epsilon
     3.502...
 
-Each release becomes an event of that library, and its accountant composes them: none of our bounds,
-distributions or convolutions takes part. The two figures share the list of events; that a round is
-charged as the right one can be checked only in `fl_dp/plan/` and `fl_dp/mechanisms/`. For truncated
-samples, Laplace noise and fixed-size samples our bounds call that library's functions, so only the
+Each release becomes an event of that library, whose accountant composes them without our bounds,
+distributions or convolutions. The two figures share the list of events; that a round is charged as
+the right one can be checked only in `fl_dp/plan/` and `fl_dp/mechanisms/`. For truncated samples,
+Laplace noise and fixed-size samples our bounds call that library's functions, so only the
 composition is computed twice.
 
 The events determine the grid of the losses. Rounding to it adds variance, a twelfth of the interval
@@ -104,7 +104,7 @@ def second_figure(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> SecondFigure:
-    """Return the epsilon at `delta` that dp-accounting computes for the releases.
+    """The epsilon at `delta` that dp-accounting computes for the releases.
 
     There is none if that library has no event for a release under that relation, the figure would
     take many seconds, or our bound is a gate's guarantee.
@@ -136,7 +136,7 @@ def second_figure(
 def _epsilon_of(
     history: FrozenHistory, delta: float, relation: NeighboringRelation
 ) -> tuple[float, str]:
-    """Return the library's epsilon and the name of its accountant.
+    """The library's epsilon and its accountant's name.
 
     Raises:
         _NoFigure: If there is none.
@@ -168,7 +168,7 @@ def _supports(accountant: PrivacyAccountant, events: Sequence[tuple[dpa.DpEvent,
 
 
 def _event_of_distributions(event: PrivacyEvent) -> dpa.DpEvent:
-    """Return the library's event; its distributions take multipliers relative to the norm."""
+    """The library's event; its distributions take multipliers relative to the norm."""
     match event:
         case GaussianEvent(noise_multiplier=multiplier):
             return dpa.GaussianDpEvent(multiplier)
@@ -188,7 +188,7 @@ def _event_of_distributions(event: PrivacyEvent) -> dpa.DpEvent:
 
 
 def _event_of_renyi(event: PrivacyEvent, relation: NeighboringRelation) -> dpa.DpEvent:
-    """Return the library's event; its Renyi accountant takes multipliers over the distance."""
+    """The library's event; its Renyi accountant takes multipliers over the distance."""
     match event:
         case GaussianEvent(noise_multiplier=multiplier):
             return dpa.GaussianDpEvent(multiplier / relation.distance)
@@ -223,7 +223,7 @@ def _no_event(history: FrozenHistory, relation: NeighboringRelation) -> str:
 
 
 def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
-    """Return the interval of the grid of privacy losses.
+    """The interval of the grid of privacy losses.
 
     Raises:
         _NoFigure: If the needed grid would take too long.
@@ -245,7 +245,7 @@ def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
 
 
 def _span_and_variance(event: PrivacyEvent, relation: NeighboringRelation) -> tuple[float, float]:
-    """Return roughly the span of one release's privacy losses, and their variance."""
+    """Roughly the span of one release's privacy losses, and their variance."""
     distance = float(relation.distance)
     match event:
         case GaussianEvent(noise_multiplier=z):
@@ -263,7 +263,7 @@ def _span_and_variance(event: PrivacyEvent, relation: NeighboringRelation) -> tu
 
 
 def _of_mixture(z: float, q: float) -> tuple[float, float]:
-    """Return both for `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`, by quadrature."""
+    """Both for `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`, by quadrature."""
     x = np.linspace(-_TAIL * z, 1.0 + _TAIL * z, 4001)
     losses = loss_of_mixture(x, z, q)
     weights = np.exp(-0.5 * (x / z) ** 2)

@@ -32,7 +32,7 @@ TradeOff: TypeAlias = Callable[[ArrayLike], NDArray[np.float64]]
 
 
 def epsilon_delta_trade_off(epsilon: float, delta: float) -> TradeOff:
-    """Return the curve that (epsilon, delta) alone allows.
+    """The curve that (epsilon, delta) alone allows.
 
     `min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR))`, at most 1.
 
@@ -54,7 +54,7 @@ def epsilon_delta_trade_off(epsilon: float, delta: float) -> TradeOff:
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
-    """Return the curve of mu-Gaussian DP: `Phi(Phi^-1(FPR) + mu)`.
+    """The curve of mu-Gaussian DP: `Phi(Phi^-1(FPR) + mu)`.
 
     Raises:
         ValueError: If mu is negative.
@@ -69,7 +69,7 @@ def trade_off(
     *,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> TradeOff:
-    """Return the curve that the releases in `history` allow together.
+    """The curve that the releases in `history` allow together.
 
     Exact if all are Gaussians without sampling; otherwise from the privacy-loss distribution,
     rounded so that the curve can only lie too high.
@@ -103,7 +103,7 @@ def trade_off(
 
 
 def _rates(rate: ArrayLike) -> NDArray[np.float64]:
-    """Return rates as an array.
+    """Rates as an array.
 
     Raises:
         ValueError: If one is outside [0, 1].

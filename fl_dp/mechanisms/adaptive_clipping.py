@@ -65,9 +65,8 @@ class AdaptiveClipping(Arguments):
         """Return the next round's clipping norm.
 
         Args:
-            clipping_norm: The norm that this round's clients used.
-            noisy_bit_sum: The released sum of bits (1/2 if unclipped, -1/2 if clipped), noise
-                included.
+            clipping_norm: The norm that clients used this round.
+            noisy_bit_sum: Released sum of bits (1/2 if unclipped, -1/2 if clipped), with noise.
             denominator: The public divisor of sums: the expected cohort.
         """
         # C exp(-eta (b - gamma)), algorithm 1; b is a share, so noise can't take it out of [0, 1].
@@ -76,15 +75,15 @@ class AdaptiveClipping(Arguments):
 
 
 def default_bit_noise_std(denominator: float) -> float:
-    """Return the usual noise's standard deviation on the sum of bits, 0.05 expected cohorts."""
+    """The usual standard deviation of noise on the sum of bits: 1/20 of the expected cohort."""
     return denominator / 20.0
 
 
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
-    """Return the updates' noise multiplier at which they and the bits cost `noise_multiplier`.
+    """The updates' noise multiplier at which they and the bits cost `noise_multiplier`.
 
-    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is
-    `2 sigma_b`, where `bit_noise_std` is the standard deviation of the noise on their sum.
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: bits have sensitivity 1/2, so their own multiplier is `2
+    sigma_b`; `bit_noise_std` is the standard deviation of the noise on their sum.
 
     Raises:
         ValueError: If the bits alone cost as much: `bit_noise_std` must exceed half of

@@ -53,10 +53,10 @@ _MOST_STEPS = 20_000  # of the inverse: the best coefficients are done after som
 
 
 def require_coefficients(coefficients: Sequence[int]) -> None:
-    """Refuse integers that can't be the first column of a correlation.
+    """Refuse what can't be the first column of a correlation.
 
     Raises:
-        ValueError: If they are no integers, the first is not 4096 (that is 1), or the last is 0.
+        ValueError: If they are no integers, the first is not 4096 (1), or the last is 0.
     """
     if not coefficients or any(type(coefficient) is not int for coefficient in coefficients):
         raise ValueError(
@@ -73,7 +73,7 @@ def require_coefficients(coefficients: Sequence[int]) -> None:
 
 
 def column_norm(coefficients: Sequence[int]) -> float:
-    """Return the L2 norm of a column of C: the noise's standard deviation per unit of privacy."""
+    """The L2 norm of a column of C: the noise's standard deviation per unit of privacy."""
     # Python's integers: exact before the root.
     squares = sum(coefficient * coefficient for coefficient in coefficients)
     return math.sqrt(squares) / COEFFICIENT_ONE
@@ -113,16 +113,16 @@ class BandedStream(NoiseStream):
 
     @property
     def bands(self) -> int:
-        """Number of releases that one draw affects, its own included; 1: independent noise."""
+        """Releases that one draw affects, its own included; 1: independent noise."""
         return len(self.coefficients)
 
     @property
     def remembered(self) -> int:
-        """Number of releases whose noise is in memory, as secret as the sums it hides."""
+        """Releases whose noise is in memory, as secret as the sums it hides."""
         return min(self._since_cut, self.bands - 1)
 
     def _forget(self) -> None:
-        """Overwrite all earlier noise, and count the cut. See `NoiseStream.cut`."""
+        """Overwrite all earlier noise, and count the cut."""
         if self._memory is not None:
             self._memory.fill(0.0)
         self._memory, self._law, self._since_cut = None, None, 0
@@ -160,7 +160,7 @@ class BandedStream(NoiseStream):
 
 
 def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return what the next release subtracts; known before anybody is asked."""
+    """What the next release subtracts; known before anybody is asked."""
     carried: NDArray[np.float64] = weights @ memory
     carried += 0.5
     return np.floor(carried, out=carried).astype(np.int64)
@@ -168,7 +168,7 @@ def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArr
 
 @lru_cache(maxsize=64)
 def noise_bits(coefficients: tuple[int, ...]) -> int:
-    """Return n such that fresh noise may span 2^n to 2^(n+1) grid steps: 30, or less if need be.
+    """The n at which fresh noise may span 2^n to 2^(n+1) grid steps: 30, or less if need be.
 
     Float64 has to hold every weighted sum of earlier noise, in units of 2^-12 steps.
 
@@ -189,19 +189,19 @@ def noise_bits(coefficients: tuple[int, ...]) -> int:
 
 
 def _spread(coefficients: tuple[int, ...]) -> float:
-    """Return the largest weighted sum, divided by the largest draw."""
+    """The largest weighted sum over the largest draw."""
     # A release's noise is at most |1, r_1, r_2, ..|_1 times one draw; C^-1 has the r_i in a column.
     return (total_weight(coefficients) - 1.0) * inverse_norms(coefficients)[0]
 
 
 def total_weight(coefficients: Sequence[int]) -> float:
-    """Return the L1 norm of a column of C, which bounds the norm of C."""
+    """The L1 norm of a column of C, which bounds C's norm."""
     return sum(abs(coefficient) for coefficient in coefficients) / COEFFICIENT_ONE
 
 
 @lru_cache(maxsize=64)
 def inverse_norms(coefficients: tuple[int, ...]) -> tuple[float, float]:
-    """Return the L1 and the L2 norm of the first column of C^-1; infinite if it does not end."""
+    """The L1 and L2 norms of the first column of C^-1; infinite if it does not end."""
     weights = np.array(coefficients[1:], dtype=np.float64) / COEFFICIENT_ONE
     if not weights.size:
         return 1.0, 1.0
@@ -236,7 +236,7 @@ class BandedGaussianMechanism(GaussianMechanism):
         noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by the
             column's norm.
         coefficients: Coefficients of the stream.
-        size: Number of coordinates of the sum.
+        size: Coordinates of the sum.
     """
 
     coefficients: tuple[int, ...]
@@ -291,17 +291,17 @@ class BandedGaussianMechanism(GaussianMechanism):
 def banded_noise_scale(
     noise_multiplier: float, clipping_steps: float, *, coefficients: Sequence[int], size: int
 ) -> float:
-    """Return the scale of the fresh noise at which a participation costs one Gaussian event.
+    """Return the fresh noise's scale at which a participation costs one Gaussian event.
 
     Given the releases so far, one participation moves the centres by its column of C times the
     update, and by less than one step per coordinate for rounding, in each of the next releases
     within the bands: together `|c| K + sqrt((bands - 1) size)`.
 
     Args:
-        noise_multiplier: Noise multiplier z of the event.
+        noise_multiplier: The event's noise multiplier z.
         clipping_steps: K, the bound on one unit's vector in grid steps.
         coefficients: Coefficients of the stream.
-        size: Number of coordinates of the sum.
+        size: Coordinates of the sum.
 
     Returns:
         The scale in grid steps.

@@ -49,7 +49,7 @@ class Buckets:
     """A table of buckets, and draws from it.
 
     Attributes:
-        low: The smallest integer of each bucket.
+        low: Each bucket's smallest integer.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Buckets:
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return proposals, at most `CHUNK`, and the rejected ones' indices, ascending."""
+        """Proposals, at most `CHUNK`, and the rejected ones' indices, ascending."""
         words = rng.words(count, room=_work.words)
         slot, sure_below = _work.slot[:count], _work.sure_below[:count]
         bits = slot.view(np.uint64)
@@ -120,7 +120,7 @@ class Buckets:
         return value, unsure[~accepted]
 
     def draw(self, count: int, rng: SecureRandom, odds: Odds) -> NDArray[np.int64]:
-        """Return the accepted ones of `count` proposals, in an order without information."""
+        """The accepted ones of `count` proposals, in an order without information."""
         value, rejected = self.propose(count, rng, odds)
         accepted = count - rejected.size
         # Gaps are filled from the end: their positions say nothing of the accepted values.
@@ -130,17 +130,17 @@ class Buckets:
         return value[:accepted]
 
     def _bucket_at(self, position: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Return the bucket that holds a position of 2^64."""
+        """The bucket that holds a position of 2^64."""
         return np.searchsorted(self._ends, position, side="right")
 
 
 def width_bits(scale: float) -> int:
-    """Return a law's width of buckets by its scale, as a power of two."""
+    """The buckets' width for a law's scale, as a power of two."""
     return max(0, int(np.floor(np.log2(scale))) - BUCKETS_A_SCALE)
 
 
 def _integer_weights(mass: NDArray[np.float64]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return integer weights that sum to 2^64, and real ones, each at most its integer."""
+    """Integer weights that sum to 2^64, and real ones, each at most its integer."""
     ideal = mass * (2.0**64 * (1 - 2.0**-20) / float(mass.sum()))
     # Rounded up, so that no acceptance ratio exceeds 1; the 2^-20 leaves room for it.
     weights = [int(weight) + 1 for weight in ideal]

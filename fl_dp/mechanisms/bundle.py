@@ -42,8 +42,8 @@ class ScalarMetric(Arguments):
 
     Attributes:
         name: Name under which the client reports it.
-        low: Lower end of the range.
-        high: Upper end of the range.
+        low: The range's lower end.
+        high: Its upper end.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ScalarMetric(Arguments):
             )
 
     def centred(self, value: float) -> float:
-        """Return the value in [-1/2, 1/2]; the middle of the range is 0.
+        """The value in [-1/2, 1/2]; the range's middle is 0.
 
         A missing unit and a NaN count as the middle, which halves the sensitivity.
         """
@@ -76,10 +76,10 @@ class ScalarMetric(Arguments):
         return min(max(share - _HALF, -_HALF), _HALF)
 
     def mean(self, released_sum: float, denominator: float) -> float:
-        """Return the noisy mean in the metric's own units, clipped to its range.
+        """Return the noisy mean in the metric's units, clipped to its range.
 
         Args:
-            released_sum: The sum of `centred` values, noise included.
+            released_sum: Sum of `centred` values, noise included.
             denominator: The public expected number of units.
         """
         share = min(1.0, max(0.0, released_sum / denominator + _HALF))
@@ -103,10 +103,9 @@ class GaussianBundle:
             centred metrics; needed only with either.
         count_noise_std: Standard deviation of the noise on the number of contributing units (whose
             update is finite and not zero); None: they are not counted.
-        coefficients: Of the updates' noise stream; None: rounds have independent noise. Scalars
-            always have it.
-        size: Number of coordinates of the sum of updates; `coefficients` need it for the noise's
-            scale.
+        coefficients: Coefficients of the updates' noise stream; None: rounds have independent
+            noise. Scalars always have it.
+        size: Coordinates of the sum of updates; `coefficients` need it for the noise's scale.
     """
 
     noise_multiplier: float
@@ -228,8 +227,8 @@ class GaussianBundle:
     ) -> list[float]:
         """Return one unit's scalars: whether it contributes (1 or 0), the bit, then the metrics.
 
-        The bit and the metrics, in order, lie in [-1/2, 1/2]; scalars without a sum in the bundle
-        are left out.
+        Bit and metrics, in order, lie in [-1/2, 1/2]; scalars without a sum in the bundle are left
+        out.
 
         Args:
             update_norm: Its update's L2 norm before clipping; not finite counts as clipped.
@@ -247,7 +246,7 @@ class GaussianBundle:
         return values
 
     def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Return one unit's scalars on their grids, each clipped on its own.
+        """One unit's scalars on their grids, each clipped on its own.
 
         Returns:
             Integer-valued float64 in grid steps, shape `(scalars,)`.
@@ -268,7 +267,7 @@ class GaussianBundle:
         return np.array(drawn, dtype=np.int64)
 
     def release_scalars(self, steps: NDArray[np.float64], noise: NDArray[np.int64]) -> list[float]:
-        """Return the sums of scalars with their noise, in the order of `scalar_values`.
+        """The sums of scalars with their noise, in the order of `scalar_values`.
 
         Raises:
             ValueError: If there is not one integer of noise per scalar.

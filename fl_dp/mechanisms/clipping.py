@@ -26,14 +26,14 @@ class Norm(StrEnum):
 
 
 def l1_norm(vector: NDArray[np.float64]) -> float:
-    """Return the L1 norm over all entries in float64; NaN stays NaN, overflow gives infinity."""
+    """The L1 norm over all entries in float64; NaN stays NaN, overflow gives infinity."""
     flat = vector.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return _sum_of_blocks([float(np.abs(block).sum()) for block in _blocks(flat)])
 
 
 def l2_norm(vector: NDArray[np.float64]) -> float:
-    """Return the L2 norm over all entries in float64; overflow-safe; NaN or inf stay non-finite."""
+    """The L2 norm over all entries in float64; overflow-safe; NaN or inf stay non-finite."""
     flat = vector.reshape(-1)
     norm = math.sqrt(_squared(flat))
     if math.isfinite(norm) and (norm > 1e-150 or not flat.any()):
@@ -89,7 +89,7 @@ def clip_by_norm(
 
 
 def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
-    """Return the L2 sensitivity of layers clipped one by one: the root of the sum of squares.
+    """The L2 sensitivity of layers clipped one by one: the root of the sum of squares.
 
     Raises:
         ValueError: If there is no bound, or one is not positive and finite.
@@ -102,7 +102,7 @@ def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
 
 
 def _squared(flat: NDArray[np.float64]) -> float:
-    """Return the sum of squares; infinity or NaN where float64 can't hold it."""
+    """The sum of squares; infinity or NaN where float64 can't hold it."""
     with np.errstate(over="ignore", invalid="ignore"):
         return _sum_of_blocks([float(np.dot(block, block)) for block in _blocks(flat)])
 

@@ -17,7 +17,7 @@ class FixedClipping(Arguments):
     """One L2 bound on the whole update, the same in every round.
 
     Attributes:
-        norm: The bound, in the units of the model.
+        norm: The bound, in the model's units.
     """
 
     kind: ClassVar[str] = "fixed"

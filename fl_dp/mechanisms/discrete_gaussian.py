@@ -34,12 +34,12 @@ class DiscreteGaussian(IntegerLaw):
     """The law N_Z(0, scale^2): integers, `scale` in grid units, not a noise multiplier."""
 
     def __init__(self, scale: float) -> None:
-        """Build the table for a scale between 0.05 and 2^34.
+        """Build the table.
 
         The standard deviation is `scale` to 1e-6 for `scale >= 1`, smaller below.
 
         Raises:
-            ValueError: If `scale` is outside that range.
+            ValueError: If `scale` is outside [0.05, 2^34].
         """
         super().__init__(scale)
         self._centred = _Proposals(scale, off=0.0)
@@ -104,13 +104,13 @@ class DiscreteGaussian(IntegerLaw):
             out[remaining] = drawn
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return those that are accepted."""
+        """Propose `count` values and return the accepted ones."""
         return self._centred.buckets.draw(count, rng, self._centred.centred)
 
 
 @lru_cache(maxsize=16)
 def discrete_gaussian(scale: float) -> DiscreteGaussian:
-    """Return a scale's law; the last ones are cached, as a table takes milliseconds."""
+    """A scale's law; the last ones are cached, as a table takes milliseconds."""
     return DiscreteGaussian(scale)
 
 
@@ -152,11 +152,11 @@ class _Proposals:
     def centred(
         self, value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
     ) -> NDArray[np.float64]:
-        """Return the odds of values around 0. See `buckets.Odds`."""
+        """The odds of values around 0. See `buckets.Odds`."""
         return np.exp(self.log_ratio(value, 0.0, self.envelope[bucket]))
 
     def around(self, centre: NDArray[np.float64]) -> Odds:
-        """Return the odds of values around a centre for each draw."""
+        """The odds of values around a centre for each draw."""
 
         def odds(
             value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
@@ -167,7 +167,7 @@ class _Proposals:
 
 
 def _densities(points: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    """Return `exp(-p^2 / (2 scale^2))` for multiples of 1/2, to a relative 2^-51 in every tail.
+    """`exp(-p^2 / (2 scale^2))` for multiples of 1/2, to a relative 2^-51 in every tail.
 
     In float64, unlike in integers, an exponent of 40 alone would be wrong by 2^-48.
     """

@@ -93,16 +93,16 @@ class ExponentialMechanism(Arguments):
 
     @property
     def zcdp_rho(self) -> float:
-        """The zCDP of one draw, `epsilon^2 / 8`."""
+        """One draw's zCDP, `epsilon^2 / 8`."""
         return self.epsilon**2 / 8.0
 
     def event(self, *, draws: int = 1) -> ExponentialEvent:
-        """Return the event that one selection of `draws` candidates is charged as."""
+        """The event that one selection of `draws` candidates is charged as."""
         alone = self.one_coordinate
         return ExponentialEvent(epsilon=self.epsilon, draws=draws, one_coordinate=alone)
 
     def log_probabilities(self, utilities: ArrayLike) -> NDArray[np.float64]:
-        """Return each candidate's log-probability of being chosen by one draw.
+        """Return each candidate's log-probability in one draw.
 
         These are not private: they are for tests and for explaining the mechanism.
 
@@ -132,12 +132,8 @@ class ExponentialMechanism(Arguments):
         """Draw `k` different candidates, one after the other.
 
         The `k` largest logits plus Gumbel noise, in order, are exactly `k` draws without
-        replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019).
-
-        Args:
-            utilities: As in `log_probabilities`.
-            k: Number of candidates, from 1 to N.
-            rng: Source of the draws.
+        replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019). `utilities` are as in
+        `log_probabilities`.
 
         Returns:
             Their indices in the order of the draws, shape `(k,)`.
@@ -153,9 +149,9 @@ class ExponentialMechanism(Arguments):
         return top[np.argsort(-noisy[top])]
 
     def _logits(self, utilities: ArrayLike) -> NDArray[np.float64]:
-        """Return the rate times each utility above the null one.
+        """The rate times each utility above the null one.
 
-        Relative to the largest, one unit's utility would change the rounding of the others'.
+        Relative to the largest, one unit's utility would change the others' rounding.
         """
         with np.errstate(over="ignore"):
             values = np.array(utilities, dtype=np.float64)

@@ -37,7 +37,7 @@ class GaussianMechanism(GridMechanism):
         return Norm.L2
 
     def event(self) -> GaussianEvent:
-        """Return the event that one release over all units is charged as."""
+        """The event that one release over all units is charged as."""
         return GaussianEvent(noise_multiplier=self.noise_multiplier)
 
     @property

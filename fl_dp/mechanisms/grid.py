@@ -44,7 +44,7 @@ class IntegerLaw(ABC):
         self.scale = scale
 
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Return `count` independent draws, shape `(count,)`."""
+        """`count` independent draws, shape `(count,)`."""
         out = np.empty(count, dtype=np.int64)
         rng.in_parts(count, lambda part, stream: self._fill(out[part], stream))
         return out
@@ -59,7 +59,7 @@ class IntegerLaw(ABC):
 
     @abstractmethod
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return those that are accepted."""
+        """Propose `count` values and return the accepted ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class GridMechanism(Arguments, ABC):
 
     @abstractmethod
     def event(self) -> MechanismEvent:
-        """Return the event that one release over all units is charged as; it must match `law`."""
+        """The event that one release over all units is charged as; `law` must match it."""
 
     @property
     @abstractmethod
@@ -116,7 +116,7 @@ class GridMechanism(Arguments, ABC):
 
     @property
     def noise_scale(self) -> float:
-        """The scale parameter of the noise on each coordinate of the sum."""
+        """Scale parameter of the noise on each coordinate of the sum."""
         return self.noise_multiplier * self.clipping_norm
 
     @property
@@ -134,7 +134,7 @@ class GridMechanism(Arguments, ABC):
         """Clip one unit's vector and round it to the grid.
 
         Args:
-            update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
+            update: Any real array, as in `clip_by_norm`.
 
         Returns:
             Integer-valued float64 of the same shape, in grid steps. Sums of up to `max_units` are
@@ -171,7 +171,7 @@ class GridMechanism(Arguments, ABC):
             total: Sum of `encode`d vectors, in grid steps.
             noise: Integers in grid steps, one per coordinate, shape `(total.size,)`.
             divided_by: Divisor of the private sum.
-            out: Memory for it, of the sum's shape: `noise.view(np.float64)` leaves no noise behind.
+            out: Memory of the sum's shape: `noise.view(np.float64)` leaves no noise behind.
 
         Returns:
             The private sum in the updates' units, float64; every entry is a multiple of `grid`
@@ -205,7 +205,7 @@ class GridMechanism(Arguments, ABC):
 
 
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
-    """Return the smallest multiplier (rounded up to 3 digits) that sums `units` vectors exactly."""
+    """The smallest multiplier (rounded up to 3 digits) that sums `units` vectors exactly."""
     # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
     exact = 2.0 ** (smallest_grid + NOISE_BITS) / clipping_norm

@@ -106,21 +106,21 @@ class GridExponentialMechanism(Arguments):
 
     @property
     def zcdp_rho(self) -> float:
-        """The zCDP of one vector's release, `1 / (2 noise_multiplier^2)`."""
+        """One release's zCDP, `1 / (2 noise_multiplier^2)`."""
         return 0.5 / self.noise_multiplier**2
 
     def event(self) -> ZcdpEvent:
-        """Return the event that one vector's release is charged as."""
+        """The event that one vector's release is charged as."""
         return ZcdpEvent(rho=self.zcdp_rho)
 
     @property
     def points(self) -> NDArray[np.float64]:
-        """The grid, ascending, in the units of the vector, shape `(levels,)`."""
+        """The grid, ascending, in the vector's units, shape `(levels,)`."""
         return self._offsets * self._spacing
 
     @cached_property
     def gain(self) -> float:
-        """Slope of the mean drawn point as a function of the coordinate, at zero.
+        """Slope of the mean drawn point by the coordinate, at zero.
 
         `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, at 0 `rate E|g|`. With an even number of levels, 0
         lies between two points and nothing has a kink there. With an odd number it is a point, and
@@ -134,7 +134,7 @@ class GridExponentialMechanism(Arguments):
         return math.sqrt(float(self._law_at_zero @ self.points**2)) / self.gain
 
     def log_probabilities(self, coordinate: float) -> NDArray[np.float64]:
-        """Return each grid point's log-probability for one coordinate, shape `(levels,)`.
+        """Each grid point's log-probability for one coordinate, shape `(levels,)`.
 
         These are not private: they are for tests and for explaining the mechanism.
         """
@@ -148,11 +148,11 @@ class GridExponentialMechanism(Arguments):
         """Clip one unit's vector and draw a grid point for each coordinate.
 
         Args:
-            update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
+            update: Any real array, as in `clip_by_norm`.
             rng: Source of the draws.
 
         Returns:
-            `points / gain`, one per coordinate, in the units of the update, float64 of its shape.
+            One of `points / gain` per coordinate, float64 in the update's units and shape.
         """
         clipped = clip_by_norm(update, self.clipping_norm)
         flat = clipped.reshape(-1)
@@ -171,7 +171,7 @@ class GridExponentialMechanism(Arguments):
         return drawn.reshape(clipped.shape)
 
     def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
-        """Return the index of a grid point for each coordinate.
+        """The index of a grid point for each coordinate.
 
         From the grid point just left of a coordinate, a geometric series runs to the left end; from
         the one just right, another runs to the right end. A coin weighted by their masses picks the
@@ -213,7 +213,7 @@ class GridExponentialMechanism(Arguments):
 
     @property
     def _spacing(self) -> float:
-        """Distance between neighbouring points, in the units of the vector."""
+        """Distance between neighbouring points, in the vector's units."""
         return 2.0 * self._reach / (self.levels - 1)
 
     @property
@@ -242,5 +242,5 @@ class GridExponentialMechanism(Arguments):
 
 @lru_cache(maxsize=8)  # a table costs more than a short vector's draws
 def _geometric(step: float) -> DiscreteLaplace:
-    """Return the law that falls by `exp(-step)`; with two levels no series has a second point."""
+    """The law that falls by `exp(-step)`; with two levels no series has a second point."""
     return DiscreteLaplace(1.0 / min(step, _LARGEST_STEP))

@@ -39,12 +39,12 @@ class DiscreteLaplace(IntegerLaw):
     """
 
     def __init__(self, scale: float) -> None:
-        """Build the table for a scale between 0.05 and 2^34.
+        """Build the table.
 
         The standard deviation is `sqrt(2) scale` for large scales, smaller for small.
 
         Raises:
-            ValueError: If `scale` is outside that range.
+            ValueError: If `scale` is outside [0.05, 2^34].
         """
         super().__init__(scale)
         bits = width_bits(scale)
@@ -62,7 +62,7 @@ class DiscreteLaplace(IntegerLaw):
         self._end = reach << bits
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return those that are accepted."""
+        """Propose `count` values and return the accepted ones."""
         value = self._buckets.draw(count, rng, self._odds)
         if value.size and (value.max() >= self._end or value.min() < -self._end):
             for far, inner in (
@@ -82,7 +82,7 @@ class DiscreteLaplace(IntegerLaw):
         return odds
 
     def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Return `count` draws of the law on 0, 1, 2, ... with the same fall."""
+        """`count` draws of the law on 0, 1, 2, ... with the same fall."""
         magnitudes = np.empty(0, dtype=np.int64)
         while magnitudes.size < count:
             draws = self.sample(4 * count, rng)
@@ -124,16 +124,16 @@ class LaplaceMechanism(GridMechanism):
 
     @property
     def epsilon(self) -> float:
-        """The pure epsilon of one release, `1 / noise_multiplier`."""
+        """One release's pure epsilon, `1 / noise_multiplier`."""
         return 1.0 / self.noise_multiplier
 
     def event(self) -> LaplaceEvent:
-        """Return the event that one release over all units is charged as."""
+        """The event that one release over all units is charged as."""
         return LaplaceEvent(noise_multiplier=self.noise_multiplier)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum, `sqrt(2)` scales."""
+        """Standard deviation of the noise on each coordinate of the sum: `sqrt(2)` scales."""
         return math.sqrt(2.0) * self.noise_scale
 
     @cached_property

@@ -5,9 +5,9 @@
     >>> steps = share.encode([sum_of_clipped_updates], rng)  # int64: mask and send them
     >>> share.decode(total_of_all_nodes)  # [float64 array of shape (10,)]
 
-The discrete Gaussian is drawn *around* the values, which puts them on the integers: no rounding
-error adds up or lengthens a norm. `fl_dp.accounting.shared_noise` shows that several shares amount
-to one Gaussian, and charges it.
+Drawn *around* the values, the discrete Gaussian puts them on the integers: no rounding error adds
+up or lengthens a norm. `fl_dp.accounting.shared_noise` shows that several shares amount to one
+Gaussian, and charges it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class NoiseShare:
         """Validate.
 
         Raises:
-            ValueError: If there is no segment, or so little noise that shares do not add up.
+            ValueError: If there is no segment, or too little noise for shares to add up.
         """
         if not self.segments:
             raise ValueError("a secure sum needs a segment: there is nothing to add up")
@@ -138,20 +138,20 @@ class NoiseShare:
             Integers in grid steps, shape `(size,)`; secret until they are masked.
 
         Raises:
-            ValueError: If there is not one array of the right size per segment, or an entry is NaN.
+            ValueError: If the arrays do not fit the segments, or an entry is NaN.
         """
         return self._law.sample_around(self.placed(values), rng)
 
     def largest_sum(self, nodes: int) -> float:
-        """Return the largest entry, in steps, of a sum of `nodes` shares.
+        """The largest entry, in steps, of a sum of `nodes` shares.
 
-        Beyond it is only noise of more than 8 standard deviations.
+        Beyond is only noise of more than 8 standard deviations.
         """
         values = nodes * max(segment.cap for segment in self.segments)
         return values + WRAPS * math.sqrt(nodes) * self.noise_scale
 
     def fits(self, nodes: int, bits: int) -> bool:
-        """Return whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
+        """Whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
         return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
 
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
@@ -167,7 +167,7 @@ class NoiseShare:
             Float64, shape `(size,)`.
 
         Raises:
-            ValueError: If there is not one array of the right size per segment.
+            ValueError: If the arrays do not fit the segments.
         """
         centres = self._turned(values)
         for segment, part in zip(self.segments, self._parts(centres), strict=True):
@@ -175,7 +175,7 @@ class NoiseShare:
         return centres
 
     def longest(self, values: Sequence[ArrayLike]) -> float:
-        """Return the largest entry of a node's values over its cap; `placed` cuts above 1.
+        """The largest entry of a node's values over its cap; `placed` cuts above 1.
 
         Raises:
             ValueError: As by `placed`.
@@ -184,7 +184,7 @@ class NoiseShare:
         return max(float(np.abs(part).max(initial=0.0)) / segment.cap for segment, part in parts)
 
     def _turned(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
-        """Return a node's values in grid steps, perhaps rotated, and not yet cut."""
+        """A node's values in grid steps, perhaps rotated, not yet cut."""
         centres = np.empty(self.size)
         for segment, part, array in zip(self.segments, self._parts(centres), values, strict=True):
             flat = np.asarray(array, dtype=np.float64).reshape(-1)
@@ -212,6 +212,6 @@ class NoiseShare:
         return [part / segment.scale for segment, part in parts]
 
     def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Return views of a flat vector, one per segment."""
+        """Views of a flat vector, one per segment."""
         ends = np.cumsum([segment.size for segment in self.segments])[:-1]
         return list(np.split(flat, ends))

@@ -8,8 +8,8 @@ model. Such noise is charged differently, and the plan has to say so.
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
     >>> released_sum = mechanism.release(total, noise)
 
-A stream carries the updates' noise alone. Counts, bits and metrics of the same round get fresh
-noise (`GaussianBundle.scalar_noise`).
+A stream carries the updates' noise alone. The same round's counts, bits and metrics get fresh noise
+(`GaussianBundle.scalar_noise`).
 
 References: Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
 Operators on Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
@@ -107,7 +107,7 @@ class NoiseStream(ABC):
 
         Args:
             law: The fresh noise's law, in steps of the sum's grid (`GridMechanism.law`).
-            size: Number of coordinates of the sum.
+            size: Coordinates of the sum.
             rng: Source of fresh noise.
             index: The release's index among all reservations, larger than any before.
 
@@ -115,7 +115,7 @@ class NoiseStream(ABC):
             Integers in grid steps, shape `(size,)`, for this release alone.
 
         Raises:
-            ValueError: If noise was drawn for this index, or a later one, before, or ahead for
+            ValueError: If noise was drawn before for this index or a later one, or ahead for
                 another sum.
         """
         ahead = self._ahead if self._process == os.getpid() else None
@@ -172,7 +172,7 @@ class NoiseStream(ABC):
 
     @final
     def __reduce_ex__(self, protocol: object) -> Never:
-        """Refuse pickling and copying: `copy` and `deepcopy` call this, too."""
+        """Refuse pickling and copying: `copy` and `deepcopy` call this."""
         raise TypeError(
             f"a {type(self).__name__} can't be pickled or copied, as it may hold noise that hides "
             "what was released: leave it out and begin a new stream, which costs no privacy"

@@ -51,12 +51,12 @@ class SecureRandom:
     INSECURE_KIND: ClassVar[str] = "insecure: AES-256-CTR keyed by a seed"
 
     def __init__(self, insecure_seed: int | None = None) -> None:
-        """Key a fresh stream, from the operating system unless a seed is given.
+        """Key a fresh stream.
 
         Args:
-            insecure_seed: For tests and simulations only: a reader of the seed knows the noise, so
-                nothing drawn is private. Equal seeds give equal streams. A fork copies such a
-                stream.
+            insecure_seed: None: the operating system keys it. A seed is for tests and simulations
+                only: its reader knows the noise, so nothing drawn is private. Equal seeds give
+                equal streams. A fork copies such a stream.
 
         Raises:
             ValueError: If the seed is not an integer from 0 on.
@@ -77,7 +77,7 @@ class SecureRandom:
 
     @property
     def insecure(self) -> bool:
-        """Whether the stream comes from a seed: then nothing drawn from it is private."""
+        """Whether a seed keys the stream: then nothing drawn from it is private."""
         return self._insecure
 
     @property
@@ -86,9 +86,9 @@ class SecureRandom:
         return self.INSECURE_KIND if self._insecure else self.SECURE_KIND
 
     def words(self, count: int, *, room: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-        """Return `count` independent uniform 64-bit words, shape `(count,)`.
+        """`count` independent uniform 64-bit words, shape `(count,)`.
 
-        `room` is memory for them, at least two words longer, as the cipher needs another block.
+        `room` is memory for them, at least two words longer: the cipher needs another block.
         """
         drawn = np.empty(count + 2, dtype=np.uint64) if room is None else room
         memory = drawn.view(np.uint8).data
@@ -103,10 +103,10 @@ class SecureRandom:
         return drawn[:count]
 
     def branch(self) -> SecureRandom:
-        """Return a stream for another thread, keyed by 256 bits of this one.
+        """A stream for another thread, keyed by 256 bits of this one.
 
-        Both streams' words depend on this stream alone, and on no thread. A forked process gets a
-        fresh key for it, as for this one.
+        Both streams' words depend on this stream alone, and on no thread. A forked process keys it
+        afresh, as this one.
         """
         stream = SecureRandom()
         stream._insecure, stream._pid = self._insecure, os.getpid()
@@ -126,12 +126,12 @@ class SecureRandom:
         share(len(parts), lambda index: draw(*parts[index]))
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return `count` uniforms in the open interval (0, 1), on the grid of odd / 2^53."""
+        """`count` uniforms in the open interval (0, 1), on the grid of odd / 2^53."""
         # 53 bits and a half would round up to 1 at the top.
         return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def coins(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return one coin per probability in [0, 1], true with exactly that probability.
+        """One coin per probability in [0, 1], true with exactly that probability.
 
         A uniform is read 53 bits at a time until it differs from the probability.
         """
@@ -145,7 +145,7 @@ class SecureRandom:
         return coins
 
     def exponentials(self, count: int) -> NDArray[np.float64]:
-        """Return `count` standard exponentials, precise in both tails, never 0 nor infinity.
+        """`count` standard exponentials, precise in both tails, never 0 nor infinity.
 
         An exponential is a whole number of halvings and an independent rest: fair coins count the
         halvings, one `log1p` of a fine uniform gives the rest. `P[E <= t]` near 0 and `P[E > t]`
@@ -163,13 +163,13 @@ class SecureRandom:
         return out
 
     def gumbels(self, count: int) -> NDArray[np.float64]:
-        """Return `count` standard Gumbels, `-log` of `exponentials`, with their precision."""
+        """`count` standard Gumbels, `-log` of `exponentials`, with their precision."""
         return -np.log(self.exponentials(count))
 
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]:
-        """Return `count` independent coins, each true with at most `probability`.
+        """`count` independent coins, each true with at most `probability`.
 
-        It is rounded down to a multiple of 2^-53: never more than was charged.
+        That is rounded down to a multiple of 2^-53: never more than was charged.
 
         Raises:
             ValueError: If `probability` is outside [0, 1].
@@ -196,7 +196,7 @@ class SecureRandom:
 
 
 def _fresh_key() -> bytes:
-    """Return 256 bits from the operating system; tests replace this function."""
+    """256 bits from the operating system; tests replace this function."""
     return secrets.token_bytes(32)
 
 

@@ -27,7 +27,7 @@ _LARGEST = 2.0**500  # of an entry: sums of them do not overflow
 
 
 def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a rotated copy, shape `(size,)`; numbers are cut to 2^500."""
+    """A rotated copy, shape `(size,)`; numbers are cut to 2^500."""
     copy = np.clip(values, -_LARGEST, _LARGEST)
     for part, signs in _stretches(copy):
         part *= signs
@@ -36,7 +36,7 @@ def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy of what `rotated` had, but for rounding."""
+    """A copy of what `rotated` had, but for rounding."""
     copy = values.copy()
     for part, signs in reversed(list(_stretches(copy))):
         _transform(part)  # its own inverse
@@ -45,7 +45,7 @@ def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def largest_stretch(size: int) -> int:
-    """Return the least number of coordinates to spread each over, a power of two."""
+    """The least number of coordinates that each is spread over, a power of two."""
     return 1 << max(size.bit_length() - 1, 0)
 
 

@@ -41,11 +41,11 @@ class ClientScheme(Protocol):
         ...
 
     def event(self) -> MechanismEvent:
-        """Return the event that one message is charged as."""
+        """The event that one message is charged as."""
         ...
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
-        """Return the private vector, float64 of the update's shape and in its units."""
+        """The private vector, float64 in the update's shape and units."""
         ...
 
 
@@ -68,10 +68,10 @@ def client_scheme(
 
     Args:
         name: One of `SCHEMES`.
-        noise_multiplier: The noise, divided by `clipping_norm`.
+        noise_multiplier: The noise over `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
-        levels: Points of the `"exponential"` scheme's grid, which do not change its promise; None:
-            its default.
+        levels: Points of the `"exponential"` grid, which do not change its promise; None: its
+            default.
 
     Raises:
         ValueError: If there is no such scheme, a number is not positive and finite, or the scheme

@@ -79,7 +79,7 @@ def submit(
 
 @cache
 def processors() -> int:
-    """Return the number of processors that this process may use, at most 8."""
+    """The number of processors that this process may use, at most 8."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
     return min(os.cpu_count() or 1, _MAX_THREADS)
