@@ -103,11 +103,7 @@ def model_error(
 ) -> float:
     """Return the mean squared error per coordinate that noise leaves in the model.
 
-    Args:
-        coefficients: The first column of C, in units of 2^-12.
-        rounds: Number of releases.
-        momentum: The server optimizer's, in [0, 1).
-        objective: The models whose error counts.
+    Coefficients are in units of 2^-12; other arguments are as in `optimal_coefficients`.
 
     Returns:
         In squares of the fresh noise's standard deviation, for a server learning rate of 1.

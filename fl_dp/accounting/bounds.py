@@ -45,9 +45,8 @@ class EpsilonBounds:
     Attributes:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
-        gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; others have
-            it only above `VAST_EPSILON`. Its central-limit version for samples is no bound and not
-            here.
+        gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; for others
+            only above `VAST_EPSILON`. Its central-limit version for samples is no bound: not here.
         zcdp: Zero-concentrated DP (Bun and Steinke 2016); for samples only above `VAST_EPSILON`.
         gumbel: As pld, with the top of a set of scores charged as the release of all its noisy
             scores; only with exponential draws.
@@ -140,7 +139,7 @@ def pld_epsilon(
     `interval` is the privacy loss's discretisation; None: that of reports.
 
     Raises:
-        ValueError: If `delta` is not in (0, 1) or a count is negative.
+        ValueError: As `epsilon` does.
     """
     require_probability(delta=delta)
     frozen = freeze(history)
@@ -163,7 +162,7 @@ def tight_epsilon(
     amplification or no bound. `interval` is as in `pld_epsilon`.
 
     Raises:
-        ValueError: If `delta` is not in (0, 1) or a count is negative.
+        ValueError: As `epsilon` does.
     """
     require_probability(delta=delta)
     frozen = freeze(history)

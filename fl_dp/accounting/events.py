@@ -1,7 +1,7 @@
 """Releases as plain data: an event describes one release and interprets nothing.
 
-Here are sampled cohorts' events and the types of a history; `fl_dp/mechanisms/events.py` has
-mechanisms' events and the meaning of multipliers.
+Sampled cohorts' events, and the types of a history; `fl_dp/mechanisms/events.py` has mechanisms'
+events and the meaning of multipliers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PoissonGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
-        sampling_rate: Upper bound on each unit's probability in the sample, independently of all
-            others and unseen by the adversary. 1 means all units.
+        sampling_rate: Upper bound on each unit's probability of being in the sample, independently
+            of all others and unseen by the adversary. 1 means all units.
     """
 
     kind: ClassVar[str] = "poisson-gaussian"
@@ -59,7 +59,7 @@ class TruncatedPoissonGaussianEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeGaussianEvent(Checked):
-    """Gaussian noise on a sum over exactly `cohort` of `num_units` (public), drawn uniformly.
+    """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
     When a unit enters such a sample another leaves, so Poisson bounds are false. It is charged
     without amplification, except by the Renyi bound for replace-one neighbours. That holds for
@@ -68,6 +68,7 @@ class FixedSizeGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.
+        num_units: Public.
     """
 
     kind: ClassVar[str] = "fixed-size-gaussian"

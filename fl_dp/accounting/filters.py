@@ -84,14 +84,10 @@ class DeclaredFilter:
         neighboring_relation: NeighboringRelation = _ZERO_OUT,
         most: int | None = None,
     ) -> None:
-        """Gate the releases of `declared`, and repetitions of them, at `budget`.
+        """Gate the releases of `declared`, and repetitions, at `budget`, which is never exceeded.
 
-        Args:
-            budget: Never exceeded.
-            declared: Releases with parameters fixed beforehand.
-            neighboring_relation: Defines neighbours.
-            most: Most releases in all, if each has a cost besides its event that was counted
-                beforehand; None: as many as fit.
+        `declared` has parameters fixed beforehand. `most` is the most releases in all, if each has
+        a cost besides its event that was counted beforehand; None: as many as fit.
         """
         self._budget = budget
         self._relation = neighboring_relation
@@ -197,7 +193,7 @@ class RenyiOdometer:
     """A bound that holds at every moment, for adaptively chosen noise.
 
     Several Renyi orders are fixed before any release, each with a share of delta. The least epsilon
-    of any order holds at each moment. So it can gate a budget, even one that changes.
+    of any order holds at each moment, so it can gate a budget, even one that changes.
 
     Three orders follow from the foreseen epsilon: the one at which Gaussians leave most room, and
     two below, for samples. A ladder of further orders shares the last quarter of delta, for growing

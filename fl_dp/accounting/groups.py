@@ -45,14 +45,11 @@ def epsilon_of_group(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> float:
-    """Return an upper bound on a group's epsilon; infinite if none is known.
+    """Return an upper bound on the epsilon of a group of `size` units; infinite if none is known.
 
-    Args:
-        history: Releases with parameters fixed beforehand.
-        delta: Delta of the group's promise, in (0, 1).
-        size: Number of units.
-        neighboring_relation: Defines neighbours for one unit.
-        slack: Lambda, by which releases' log-ratios may differ from those of their events.
+    For parameters fixed beforehand. The group's promise has `delta`, in (0, 1);
+    `neighboring_relation` is for one unit. `slack` is lambda, by which releases' log-ratios may
+    differ from those of their events.
 
     Raises:
         ValueError: If an argument is out of range.

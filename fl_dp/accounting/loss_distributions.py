@@ -105,10 +105,10 @@ def losses_of_removal(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return the privacy losses of outputs with the unit against those without it.
 
-    The history is not empty.
+    For a history that is not empty.
 
     Returns:
-        Increasing losses; their probabilities with the unit; and that of an infinite loss.
+        Increasing losses; their probabilities with the unit; that of an infinite loss.
 
     Raises:
         NoDistribution: If an event has none.
@@ -305,7 +305,7 @@ def _normal_mass(edges: NDArray[np.float64]) -> NDArray[np.float64]:
 def _dots(
     upper: NDArray[np.float64], lower: NDArray[np.float64], losses: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Split each interval's mass over its ends, keeping it under both neighbours."""
+    """Split each interval's mass over its ends, keeping its mass under both neighbours."""
     interval = losses[1] - losses[0]
     # Beyond e^700, where `lower` is next to nothing, capping moves mass to the upper end only.
     odds = np.exp(np.minimum(losses[:-1], 700.0))

@@ -88,9 +88,7 @@ class RunsLaw:
     ) -> NDArray[np.float64]:
         """The best run's divergences; the others stay secret (theorem 2).
 
-        Args:
-            orders: Renyi orders, all above 1, increasing.
-            of_one_run: Bound on one run's Renyi divergence at each order.
+        Renyi `orders` increase and are above 1; `of_one_run` bounds one run's divergence at each.
 
         Returns:
             Bounds of shape `(len(orders),)`.

@@ -1,8 +1,9 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
 A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
-multiplier is `scale / weight`. Calibration finds the `scale` that spends the target in all rounds.
-Composition does not depend on order: an early shape costs exactly as much as its late mirror.
+multiplier is `scale / weight`. Calibration finds the `scale` at which all rounds together spend the
+target. Composition does not depend on order: an early shape costs exactly as much as its late
+mirror.
 
     >>> schedule = NoiseSchedule(name="step")
     >>> schedule.weights_of(4)
@@ -96,9 +97,9 @@ class NoiseSchedule(Arguments):
 
     Attributes:
         name: The shape.
-        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None is the
-            shape's own: early for seed_rule, late for all others. Must be None for custom, whose
-            weights have an order.
+        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None: early
+            for seed_rule, late for all others. Must be None for custom, whose weights have an
+            order.
         floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
         levels: Most distinct weights. None allows one for each round.
         weights: For custom only: one per round, positive and finite, in any unit; the largest
@@ -115,7 +116,7 @@ class NoiseSchedule(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If the shape is unknown, a field is out of range, or weights are missing,
+            ValueError: If the shape is unknown, a field out of range, or weights are missing,
                 misplaced, or not positive and finite.
         """
         super().__post_init__()

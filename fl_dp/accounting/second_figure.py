@@ -74,7 +74,7 @@ class SecondFigure:
     Attributes:
         how: The accountant and its neighbours, or why there is no figure.
         epsilon: Its figure; None if there is none.
-        ours: Our bound to compare it with; None if there is none.
+        ours: Our bound to compare with; None if there is none.
     """
 
     how: str
@@ -109,13 +109,8 @@ def second_figure(
     There is none if that library has no event for a release under that relation, the figure would
     take many seconds, or our bound is a gate's guarantee.
 
-    Args:
-        history: All releases.
-        delta: Delta in (0, 1).
-        ours: Our bounds for the same history: the smallest is compared with distributions of
-            losses, `rdp` with Renyi DP.
-        neighboring_relation: Defines neighbours.
-        slack: Lambda, twice of which is added to epsilon, as to ours.
+    `ours` are our bounds for the same history: the smallest is compared with distributions of
+    losses, `rdp` with Renyi DP. `slack` is lambda, twice of which is added to epsilon, as to ours.
     """
     if ours.best_name == "filter":
         return SecondFigure(
