@@ -176,10 +176,8 @@ class Sampling(Checked, ABC):
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
         """Return the indices of a cohort, below `size`.
 
-        Args:
-            rng: Source of coins and draws.
-            size: Number of units, or of declared ones where cohorts are drawn from these.
-            groups: The group of each unit, where groups have their own budgets.
+        `size` is the number of units, or of declared ones where cohorts are drawn from these;
+        `groups` has each unit's group, where groups have their own budgets.
 
         Raises:
             ValueError: If the law does not determine the choice.

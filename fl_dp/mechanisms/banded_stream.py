@@ -90,7 +90,7 @@ class BandedStream(NoiseStream):
 
     Attributes:
         coefficients: c_0, c_1, ... in units of 2^-12; c_0 = 4096.
-        cuts: Number of times that memory was cleared.
+        cuts: How often memory was cleared.
     """
 
     def __init__(self, coefficients: Sequence[int]) -> None:
@@ -295,13 +295,8 @@ def banded_noise_scale(
 
     Given the releases so far, one participation moves the centres by its column of C times the
     update, and by less than one step per coordinate for rounding, in each of the next releases
-    within the bands: together `|c| K + sqrt((bands - 1) size)`.
-
-    Args:
-        noise_multiplier: The event's noise multiplier z.
-        clipping_steps: K, the bound on one unit's vector in grid steps.
-        coefficients: Coefficients of the stream.
-        size: Coordinates of the sum.
+    within the bands: together `|c| K + sqrt((bands - 1) size)`. K is `clipping_steps`, the bound on
+    one unit's vector in grid steps; `noise_multiplier` is the event's.
 
     Returns:
         The scale in grid steps.

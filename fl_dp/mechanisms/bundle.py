@@ -76,11 +76,10 @@ class ScalarMetric(Arguments):
         return min(max(share - _HALF, -_HALF), _HALF)
 
     def mean(self, released_sum: float, denominator: float) -> float:
-        """Return the noisy mean in the metric's units, clipped to its range.
+        """The noisy mean in the metric's units, clipped to its range.
 
-        Args:
-            released_sum: Sum of `centred` values, noise included.
-            denominator: The public expected number of units.
+        `released_sum` adds up `centred` values, noise included; `denominator` is the public
+        expected number of units.
         """
         share = min(1.0, max(0.0, released_sum / denominator + _HALF))
         return self.low + share * (self.high - self.low)
@@ -98,9 +97,9 @@ class GaussianBundle:
         noise_multiplier: The charged multiplier of the whole.
         clipping_norms: L2 bound on one unit's whole update, or one bound per array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
-        metrics: Metrics of the clients, summed, too.
-        scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
-            centred metrics; needed only with either.
+        metrics: The clients' metrics, summed, too.
+        scalar_noise_std: Standard deviation of the noise on the sum of bits and on each of centred
+            metrics; needed only with either.
         count_noise_std: Standard deviation of the noise on the number of contributing units (whose
             update is finite and not zero); None: they are not counted.
         coefficients: Coefficients of the updates' noise stream; None: rounds have independent

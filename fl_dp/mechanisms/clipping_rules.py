@@ -91,7 +91,7 @@ def require_clipping(clipping: object) -> None:
     """Refuse everything but the three rules.
 
     A user's own rule can't be charged: no check shows that it bounds what it claims to, and a
-    ledger could not distinguish it from another of the same name.
+    ledger can't distinguish it from another of the same name.
 
     Raises:
         TypeError: With what to write instead.

@@ -56,12 +56,10 @@ class DiscreteGaussian(IntegerLaw):
         the centre to 1e-16 for `s >= 1.5`, so real values get onto the grid without a rounding
         error. Every integer's probability is right to a relative 2^-49.
 
-        Args:
-            centres: Real numbers in grid units, float64 of shape `(d,)`.
-            rng: Source of the draws.
+        Centres are real numbers in grid units.
 
         Returns:
-            Integers, shape `(d,)`.
+            Integers, one per centre, shape `(d,)`.
 
         Raises:
             ValueError: If `scale` is below 0.5, where hardly any proposal would be accepted, or a

@@ -3,8 +3,8 @@
 A mechanism returns its own event (`GaussianMechanism.event`), so the charge can't differ from what
 runs. Events of sampled cohorts are in `fl_dp/accounting/events.py`.
 
-Multipliers are relative to the most that one unit moves when nothing replaces its contribution: the
-clipping norm, under zero-out and add-or-remove neighbours. Accountants convert them for the other
+Multipliers are relative to the most that one unit moves when its contribution is left out: the
+clipping norm, under zero-out and add-or-remove neighbours. Accountants convert them for other
 relations; no event is ever rescaled by hand.
 """
 

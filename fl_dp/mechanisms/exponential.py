@@ -31,7 +31,7 @@ class ExponentialMechanism(Arguments):
     Privacy: one draw is `epsilon`-bounded-range, hence `epsilon`-differentially private and
     `epsilon^2 / 8`-zCDP (Dong, Durfee and Rogers 2020), for one unit whose data moves the utilities
     by at most `sensitivity` (zero-out neighbours over a public list of candidates), against anyone
-    who sees the choice. `select_top` with `k` is `k` such draws, one after the other.
+    who sees the choice. `select_top` with `k` is `k` such draws, one after another.
 
     Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is `rate
     * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all others. Its range is `rate *

@@ -66,7 +66,7 @@ class IntegerLaw(ABC):
 class GridMechanism(Arguments, ABC):
     """Release a sum of clipped vectors with integer noise on a public grid.
 
-    Encoding rounds towards zero, so it never lengthens a clipped vector in any norm.
+    Encoding rounds towards zero: it lengthens a clipped vector in no norm.
 
     Attributes:
         noise_multiplier: Scale of the noise on the *sum*, divided by `clipping_norm`.
@@ -131,10 +131,7 @@ class GridMechanism(Arguments, ABC):
         return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
 
     def encode(self, update: ArrayLike) -> NDArray[np.float64]:
-        """Clip one unit's vector and round it to the grid.
-
-        Args:
-            update: Any real array, as in `clip_by_norm`.
+        """Clip one unit's vector, as by `clip_by_norm`, and round it to the grid.
 
         Returns:
             Integer-valued float64 of the same shape, in grid steps. Sums of up to `max_units` are

@@ -1,7 +1,7 @@
 """The exponential mechanism over a public grid, coordinate by coordinate: a local noise scheme.
 
-A client's vector is clipped, and a public point replaces each coordinate, nearer ones being
-likelier. Only its probability distinguishes one vector's message from another's: it has no
+A client's vector is clipped, and one of a few public points replaces each coordinate, nearer ones
+being likelier. Only its probability distinguishes one vector's message from another's: it has no
 low-order bits to look at, and a coordinate fits into `log2(levels)` bits.
 
     >>> mechanism = GridExponentialMechanism(noise_multiplier=1.0, clipping_norm=1.0)
@@ -34,9 +34,9 @@ _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the ga
 class GridExponentialMechanism(Arguments):
     """Replace each coordinate `x` by a grid point `g`, `P[g]` proportional to `exp(-rate |x - g|)`.
 
-    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, as that of a Gaussian
-    mechanism of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector
-    becomes zero), against anyone who sees the message, the server included.
+    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, like a Gaussian mechanism's
+    of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector becomes
+    zero), against anyone who sees the message, the server included.
 
     Proof: replacing a coordinate `x` by 0 moves each utility `-|x - g|` by at most `|x|` either
     way, so the two laws' log-ratio has a range of at most `2 rate |x|`. A draw of that bounded
@@ -145,11 +145,7 @@ class GridExponentialMechanism(Arguments):
         return log_probabilities
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
-        """Clip one unit's vector and draw a grid point for each coordinate.
-
-        Args:
-            update: Any real array, as in `clip_by_norm`.
-            rng: Source of the draws.
+        """Clip one unit's vector, as by `clip_by_norm`, and draw a grid point per coordinate.
 
         Returns:
             One of `points / gain` per coordinate, float64 in the update's units and shape.
@@ -171,7 +167,7 @@ class GridExponentialMechanism(Arguments):
         return drawn.reshape(clipped.shape)
 
     def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
-        """The index of a grid point for each coordinate.
+        """A grid point's index for each coordinate.
 
         From the grid point just left of a coordinate, a geometric series runs to the left end; from
         the one just right, another runs to the right end. A coin weighted by their masses picks the

@@ -101,9 +101,9 @@ class LaplaceMechanism(GridMechanism):
     Ghosh, Roughgarden and Sundararajan 2009).
 
     Attributes:
-        noise_multiplier: Laplace scale of the noise on the *sum*, divided by `clipping_norm`.
+        noise_multiplier: Laplace scale of noise on the *sum*, divided by `clipping_norm`.
         clipping_norm: L1 bound on each vector, the sensitivity of the sum.
-        clipping: The clipping's norm: has to be L1.
+        clipping: Has to be L1.
     """
 
     clipping: Norm = Norm.L1

@@ -132,7 +132,7 @@ class NoiseShare:
         return discrete_gaussian(self.noise_scale)
 
     def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
-        """Return a node's values (see `placed`) with its share of the noise.
+        """A node's values (see `placed`) with its share of the noise.
 
         Returns:
             Integers in grid steps, shape `(size,)`; secret until they are masked.
@@ -155,7 +155,7 @@ class NoiseShare:
         return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
 
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
-        """Return a node's values in grid steps, not yet whole ones.
+        """A node's values in grid steps, not yet whole ones.
 
         An entry beyond the cap is cut to it: a projection, which moves no two values apart. A
         rotated vector is cut afterwards; nothing lengthens it again.
@@ -201,7 +201,7 @@ class NoiseShare:
         """Return the sums, in units of value, one array per segment.
 
         Raises:
-            ValueError: If it has another shape.
+            ValueError: If `total` has another shape.
         """
         if total.shape != (self.size,):
             raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")

@@ -105,11 +105,8 @@ class NoiseStream(ABC):
     ) -> NDArray[np.int64]:
         """Draw one release's noise, or return what was drawn ahead.
 
-        Args:
-            law: The fresh noise's law, in steps of the sum's grid (`GridMechanism.law`).
-            size: Coordinates of the sum.
-            rng: Source of fresh noise.
-            index: The release's index among all reservations, larger than any before.
+        `law` is the fresh noise's, in steps of the sum's grid (`GridMechanism.law`). `index` is the
+        release's among all reservations, larger than any before.
 
         Returns:
             Integers in grid steps, shape `(size,)`, for this release alone.

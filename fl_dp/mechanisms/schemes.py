@@ -70,7 +70,7 @@ def client_scheme(
         name: One of `SCHEMES`.
         noise_multiplier: The noise over `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
-        levels: Points of the `"exponential"` grid, which do not change its promise; None: its
+        levels: Points of the `"exponential"` grid, without effect on its promise; None: its
             default.
 
     Raises:
