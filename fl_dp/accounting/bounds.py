@@ -45,7 +45,7 @@ class EpsilonBounds:
     Attributes:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
-        gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; for others
+        gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; for samples
             only above `VAST_EPSILON`. Its central-limit version for samples is no bound: not here.
         zcdp: Zero-concentrated DP (Bun and Steinke 2016); for samples only above `VAST_EPSILON`.
         gumbel: As pld, with the top of a set of scores charged as the release of all its noisy

@@ -68,7 +68,7 @@ class FixedSizeGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.
-        num_units: Public.
+        num_units: Number of units to draw from; public.
     """
 
     kind: ClassVar[str] = "fixed-size-gaussian"

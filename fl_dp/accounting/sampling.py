@@ -388,7 +388,7 @@ class FixedSizeSampling(Sampling):
 
     @property
     def of_declared(self) -> bool:
-        """True: absent units stay in the draw, so no chance rises when others leave."""
+        """True: absent units stay in the draw, so no unit's chance rises when others leave."""
         return True
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:

@@ -104,7 +104,7 @@ def second_figure(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> SecondFigure:
-    """The epsilon at `delta` that dp-accounting computes for the releases.
+    """The epsilon at `delta`, in (0, 1), that dp-accounting computes for the releases.
 
     There is none if that library has no event for a release under that relation, the figure would
     take many seconds, or our bound is a gate's guarantee.

@@ -93,7 +93,7 @@ class SharedNoise:
 
     @property
     def lies(self) -> int:
-        """Honest members to whom the server may name other repliers than to others."""
+        """Honest members to whom the server may name other repliers than to the rest."""
         return 0 if self.cross_check else self.committee - self.threshold
 
     @property

@@ -98,8 +98,8 @@ class GaussianBundle:
         clipping_norms: L2 bound on one unit's whole update, or one bound per array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
         metrics: The clients' metrics, summed, too.
-        scalar_noise_std: Standard deviation of the noise on the sum of bits and on each of centred
-            metrics; needed only with either.
+        scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
+            centred metrics; needed only with either.
         count_noise_std: Standard deviation of the noise on the number of contributing units (whose
             update is finite and not zero); None: they are not counted.
         coefficients: Coefficients of the updates' noise stream; None: rounds have independent

@@ -66,7 +66,7 @@ class IntegerLaw(ABC):
 class GridMechanism(Arguments, ABC):
     """Release a sum of clipped vectors with integer noise on a public grid.
 
-    Encoding rounds towards zero: it lengthens a clipped vector in no norm.
+    Encoding rounds towards zero: it never lengthens a clipped vector in any norm.
 
     Attributes:
         noise_multiplier: Scale of the noise on the *sum*, divided by `clipping_norm`.

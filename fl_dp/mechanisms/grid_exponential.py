@@ -34,9 +34,9 @@ _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the ga
 class GridExponentialMechanism(Arguments):
     """Replace each coordinate `x` by a grid point `g`, `P[g]` proportional to `exp(-rate |x - g|)`.
 
-    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, like a Gaussian mechanism's
-    of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector becomes
-    zero), against anyone who sees the message, the server included.
+    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, as that of a Gaussian
+    mechanism of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector
+    becomes zero), against anyone who sees the message, the server included.
 
     Proof: replacing a coordinate `x` by 0 moves each utility `-|x - g|` by at most `|x|` either
     way, so the two laws' log-ratio has a range of at most `2 rate |x|`. A draw of that bounded
