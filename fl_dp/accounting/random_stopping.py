@@ -86,12 +86,10 @@ class RunsLaw:
     def divergences(
         self, orders: tuple[float, ...], of_one_run: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The best run's divergences; the others stay secret (theorem 2).
+        """Bounds on the best run's divergences, shape `(len(orders),)`; others stay secret.
 
-        Renyi `orders` increase and are above 1; `of_one_run` bounds one run's divergence at each.
-
-        Returns:
-            Bounds of shape `(len(orders),)`.
+        By theorem 2. Renyi `orders` increase and are above 1; `of_one_run` bounds one run's
+        divergence at each.
         """
         order = np.array(orders)
         at_another = (1.0 - 1.0 / order) * of_one_run - math.log(self.gamma) / order

@@ -49,10 +49,9 @@ def renyi_divergences(
     neighboring_relation: NeighboringRelation,
     orders: tuple[float, ...] = ORDERS,
 ) -> NDArray[np.float64]:
-    """An upper bound on one event's Renyi divergence at each order.
+    """Upper bounds on one event's Renyi divergence at each order, shape `(len(orders),)`.
 
-    Returns:
-        Shape `(len(orders),)`, read-only; infinite where no bound is known.
+    Read-only; infinite where no bound is known.
     """
     vector = np.array(_divergences(event, neighboring_relation, orders), dtype=np.float64)
     vector.flags.writeable = False

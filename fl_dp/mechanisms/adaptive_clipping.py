@@ -1,8 +1,9 @@
 """A clipping norm that follows a quantile of the update norms, privately.
 
 With its clipped update, each client sends whether it stayed *un*clipped. The noisy share of those
-moves the norm geometrically to where `target_quantile` of the updates stay unclipped. Reference:
-Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.
+moves the norm geometrically towards one that leaves `target_quantile` of the updates unclipped.
+Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm
+1.
 
     >>> rule = AdaptiveClipping(target_quantile=0.5)
     >>> rule.next_norm(1.0, noisy_bit_sum=-20.0, denominator=100.0)  # most were clipped: grow
@@ -82,8 +83,8 @@ def default_bit_noise_std(denominator: float) -> float:
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
     """The updates' noise multiplier at which they and the bits cost `noise_multiplier`.
 
-    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: bits have sensitivity 1/2, so their own multiplier is `2
-    sigma_b`; `bit_noise_std` is the standard deviation of the noise on their sum.
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: bits have sensitivity 1/2, so their multiplier is `2 sigma_b`;
+    `bit_noise_std`, sigma_b, is the standard deviation of the noise on their sum.
 
     Raises:
         ValueError: If the bits alone cost as much: `bit_noise_std` must exceed half of

@@ -1,13 +1,13 @@
 """Gaussian noise that later releases partly subtract again.
 
-Every release gets fresh noise less a weighted sum of the last releases' noise, in integers:
+Every release gets fresh noise minus a weighted sum of the last releases' noise, in integers:
 
     carried_t = floor(sum_j c_j zeta_(t-j) + 1/2), j from 1 to bands - 1
     zeta_t = z_t - carried_t
 
 So the noise of all releases is C^-1 z, rounded; C is lower triangular with c_0 = 1, c_1, ... below
 its diagonal. Neighbouring releases' noise mostly has opposite signs: a model that adds them up
-keeps less than of independent noise.
+keeps less of it than of independent noise.
 
     >>> stream = BandedStream((4096, 2895, 2486, 2151))
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
@@ -291,15 +291,12 @@ class BandedGaussianMechanism(GaussianMechanism):
 def banded_noise_scale(
     noise_multiplier: float, clipping_steps: float, *, coefficients: Sequence[int], size: int
 ) -> float:
-    """Return the fresh noise's scale at which a participation costs one Gaussian event.
+    """The fresh noise's scale, in grid steps, at which a participation costs one Gaussian event.
 
     Given the releases so far, one participation moves the centres by its column of C times the
     update, and by less than one step per coordinate for rounding, in each of the next releases
     within the bands: together `|c| K + sqrt((bands - 1) size)`. K is `clipping_steps`, the bound on
     one unit's vector in grid steps; `noise_multiplier` is the event's.
-
-    Returns:
-        The scale in grid steps.
     """
     moved = column_norm(coefficients) * clipping_steps
     return noise_multiplier * (moved + math.sqrt((len(coefficients) - 1) * size))

@@ -35,11 +35,11 @@ class ExponentialMechanism(Arguments):
 
     Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is `rate
     * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all others. Its range is `rate *
-    |d|`, half of that when utilities move both ways.
+    |d|`, half of what it is when utilities move both ways.
 
     Attributes:
-        epsilon: Bounded range of one draw: the most by which two neighbours' log-ratios differ
-            between any two candidates.
+        epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours' laws
+            differ between any two candidates.
         sensitivity: The most by which one unit moves any utility, in the utilities' units.
         one_coordinate: Whether one unit moves its own utility alone. If not, the rate is halved.
         null_utility: The utility of a unit whose data is left out; also stands in for NaN.
@@ -129,14 +129,11 @@ class ExponentialMechanism(Arguments):
         return int(self.select_top(utilities, 1, rng)[0])
 
     def select_top(self, utilities: ArrayLike, k: int, rng: SecureRandom) -> NDArray[np.intp]:
-        """Draw `k` different candidates, one after the other.
+        """Draw `k` different candidates: their indices in the order of draws, shape `(k,)`.
 
-        The `k` largest logits plus Gumbel noise, in order, are exactly `k` draws without
+        The `k` largest of the logits plus Gumbel noise, in order, are exactly `k` draws without
         replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019). `utilities` are as in
         `log_probabilities`.
-
-        Returns:
-            Their indices in the order of the draws, shape `(k,)`.
 
         Raises:
             ValueError: If `k` is outside 1 to N, or `utilities` is not a vector of at least one.

@@ -27,7 +27,7 @@ _LARGEST = 2.0**500  # of an entry: sums of them do not overflow
 
 
 def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A rotated copy, shape `(size,)`; numbers are cut to 2^500."""
+    """A rotated copy, shape `(size,)`; numbers beyond 2^500 are cut to it."""
     copy = np.clip(values, -_LARGEST, _LARGEST)
     for part, signs in _stretches(copy):
         part *= signs
