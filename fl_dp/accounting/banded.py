@@ -1,10 +1,10 @@
 """Matrices of correlated noise: the best coefficients, and their price.
 
 The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column c_0 = 1,
-c_1, ... repeats below the diagonal, and only its first `bands` entries are not 0. A model that adds
-up releases has the error of the columns of A C^-1; A is one release's effect on all later models. A
-participation costs the norm of a column of C. Coefficients are chosen once, for the product of the
-two; the plan has them as integers.
+c_1, ... repeats below the diagonal, and only its first `bands` entries are not 0. A model that
+adds up releases has the error of the columns of A C^-1; A is one release's effect on all later
+models. A participation costs the norm of a column of C. Coefficients are chosen once, for the
+product of the two; the plan has them as integers.
 
     >>> coefficients = optimal_coefficients(rounds=100, bands=4)
     >>> coefficients

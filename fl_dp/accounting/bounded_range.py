@@ -60,8 +60,8 @@ def additive_gumbel_delta(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Both profiles of one score with standard Gumbel noise, lowered by `epsilon`.
 
-    Noisy scores determine their top, so this bounds the top `k` of one set of one-coordinate scores
-    for every `k`.
+    Noisy scores determine their top, so this bounds the top `k` of one set of one-coordinate
+    scores for every `k`.
 
     Returns:
         Delta at each epsilon in `at`: lowered score against the other, then the reverse.

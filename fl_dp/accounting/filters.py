@@ -196,8 +196,8 @@ class RenyiOdometer:
     of any order holds at each moment, so it can gate a budget, even one that changes.
 
     Three orders follow from the foreseen epsilon: the one at which Gaussians leave most room, and
-    two below, for samples. A ladder of further orders shares the last quarter of delta, for growing
-    budgets and for histories far below theirs.
+    two below, for samples. A ladder of further orders shares the last quarter of delta, for
+    growing budgets and for histories far below theirs.
 
     Why it holds: with P and Q the law of all releases for two neighbours, L the log of their ratio
     so far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
@@ -210,8 +210,8 @@ class RenyiOdometer:
     and a sum over outcomes is the sum over orders of their outcomes.
 
     Attributes:
-        foreseen: Budget that all releases are planned for, known before any. It decides the orders;
-            later, bounds may be asked for at other budgets.
+        foreseen: Budget that all releases are planned for, known before any. It decides the
+            orders; later, bounds may be asked for at other budgets.
         neighboring_relation: Defines neighbours.
 
     References:

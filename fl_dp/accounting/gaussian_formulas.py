@@ -141,9 +141,9 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
 def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) -> float:
     """Reproduce the literature's noise of each of a client's `exposures` uploads.
 
-    `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian, the budget split evenly.
-    It grows with the uploads; exact composition grows with their root. Its proof ends where one
-    upload's share of epsilon exceeds 1.
+    `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian, the budget split
+    evenly. It grows with the uploads; exact composition grows with their root. Its proof ends
+    where one upload's share of epsilon exceeds 1.
 
     Returns:
         Noise standard deviation over the sensitivity, in each upload.

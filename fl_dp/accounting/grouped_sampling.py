@@ -27,8 +27,8 @@ class CyclicSampling(Sampling):
     """Public groups that take turns, and secret coins inside the one whose turn it is.
 
     Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
-    a unit's participations are at least `groups` indices apart, as correlated noise needs, and each
-    is amplified by its coin.
+    a unit's participations are at least `groups` indices apart, as correlated noise needs, and
+    each is amplified by its coin.
 
     Attributes:
         groups: Number of groups; a plan needs at least 2, as 1 is the law inside.

@@ -1,8 +1,8 @@
 """Laws of a round's cohort, and the price of a round under each.
 
-Only secret, independent coins earn amplification. A fixed-size cohort is another law; a cohort that
-the adversary sees is no sample. Each law returns the one event that it may be charged as: a wrong
-one can't be written down.
+Only secret, independent coins earn amplification. A fixed-size cohort is another law; a cohort
+that the adversary sees is no sample. Each law returns the one event that it may be charged as: a
+wrong one can't be written down.
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ class TruncatedPoissonSampling(Sampling):
 
     Attributes:
         sampling_rate: Each unit's probability before the cut, in (0, 1].
-        max_cohort: Largest cohort. Above mean + 4.5 * sqrt(mean) of the size, cuts are nearly free.
+        max_cohort: Largest cohort. Above mean + 4.5 * sqrt(mean) of the size, cuts are nearly
+            free.
     """
 
     kind: ClassVar[str] = "truncated-poisson"
@@ -418,8 +419,8 @@ class FixedSizeSampling(Sampling):
 class SeenSampling(Sampling):
     """A visible cohort of a public size.
 
-    Nothing is amplified: a unit is charged in full for each of its rounds. Only a participation cap
-    bounds their number.
+    Nothing is amplified: a unit is charged in full for each of its rounds. Only a participation
+    cap bounds their number.
 
     Attributes:
         cohort: Most units per round: the public denominator.
@@ -500,8 +501,8 @@ class VisibleSampling(SeenSampling):
 class BufferedSampling(SeenSampling):
     """A visible buffer, released whenever `cohort` contributions have arrived.
 
-    The order of arrival is no secret coin. Whenever it was asked, a unit contributes to an index at
-    most once.
+    The order of arrival is no secret coin. Whenever it was asked, a unit contributes to an index
+    at most once.
     """
 
     kind: ClassVar[str] = "buffered"

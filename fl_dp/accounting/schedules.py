@@ -1,8 +1,8 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
 A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
-multiplier is `scale / weight`. Calibration finds the `scale` at which all rounds together spend the
-target. Composition does not depend on order: an early shape costs exactly as much as its late
+multiplier is `scale / weight`. Calibration finds the `scale` at which all rounds together spend
+the target. Composition does not depend on order: an early shape costs exactly as much as its late
 mirror.
 
     >>> schedule = NoiseSchedule(name="step")
@@ -97,9 +97,9 @@ class NoiseSchedule(Arguments):
 
     Attributes:
         name: The shape.
-        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None: early
-            for seed_rule, late for all others. Must be None for custom, whose weights have an
-            order.
+        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None:
+            early for seed_rule, late for all others. Must be None for custom, whose weights have
+            an order.
         floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
         levels: Most distinct weights. None allows one for each round.
         weights: For custom only: one per round, positive and finite, in any unit; the largest
@@ -175,11 +175,11 @@ class NoiseSchedule(Arguments):
     def weights_of(self, rounds: int) -> tuple[float, ...]:
         """Return the relative spend of each round.
 
-        A shape with more than `levels` distinct weights becomes piecewise constant: rounds, ordered
-        by weight, are cut into at most `levels` blocks of about equal size. Equal weights always
-        share a block. A block's weight is its members' root mean square, which keeps the sum of
-        squares. Then all are divided by the largest, so `scale` remains the smallest multiplier;
-        calibration makes up for that factor.
+        A shape with more than `levels` distinct weights becomes piecewise constant: rounds,
+        ordered by weight, are cut into at most `levels` blocks of about equal size. Equal weights
+        always share a block. A block's weight is its members' root mean square, which keeps the
+        sum of squares. Then all are divided by the largest, so `scale` remains the smallest
+        multiplier; calibration makes up for that factor.
 
         Returns:
             One weight per round, in (0, 1]; the largest is exactly 1, and a level's weights are

@@ -10,9 +10,9 @@ the right one can be checked only in `fl_dp/plan/` and `fl_dp/mechanisms/`. For 
 Laplace noise and fixed-size samples our bounds call that library's functions, so only the
 composition is computed twice.
 
-The events determine the grid of the losses. Rounding to it adds variance, a twelfth of the interval
-squared: at most half a per cent of the losses' variance, less where a finer grid costs little. A
-history whose grid would take many seconds has no second figure.
+The events determine the grid of the losses. Rounding to it adds variance, a twelfth of the
+interval squared: at most half a per cent of the losses' variance, less where a finer grid costs
+little. A history whose grid would take many seconds has no second figure.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class SharedNoise:
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range, or a server that lies to members could open one
-                client's values.
+            ValueError: If a number is out of range, or a server that lies to members could open
+                one client's values.
         """
         if not 2 <= self.least <= self.cohort:
             raise OptionError(

@@ -83,8 +83,8 @@ def default_bit_noise_std(denominator: float) -> float:
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
     """The updates' noise multiplier at which they and the bits cost `noise_multiplier`.
 
-    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: bits have sensitivity 1/2, so their multiplier is `2 sigma_b`;
-    `bit_noise_std`, sigma_b, is the standard deviation of the noise on their sum.
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: bits have sensitivity 1/2, so their multiplier is
+    `2 sigma_b`; `bit_noise_std`, sigma_b, is the standard deviation of the noise on their sum.
 
     Raises:
         ValueError: If the bits alone cost as much: `bit_noise_std` must exceed half of

@@ -233,8 +233,8 @@ class BandedGaussianMechanism(GaussianMechanism):
     Privacy: as `BandedStream` says; a release with other noise is not private.
 
     Attributes:
-        noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by the
-            column's norm.
+        noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by
+            the column's norm.
         coefficients: Coefficients of the stream.
         size: Coordinates of the sum.
     """
@@ -295,8 +295,8 @@ def banded_noise_scale(
 
     Given the releases so far, one participation moves the centres by its column of C times the
     update, and by less than one step per coordinate for rounding, in each of the next releases
-    within the bands: together `|c| K + sqrt((bands - 1) size)`. K is `clipping_steps`, the bound on
-    one unit's vector in grid steps; `noise_multiplier` is the event's.
+    within the bands: together `|c| K + sqrt((bands - 1) size)`. K is `clipping_steps`, the bound
+    on one unit's vector in grid steps; `noise_multiplier` is the event's.
     """
     moved = column_norm(coefficients) * clipping_steps
     return noise_multiplier * (moved + math.sqrt((len(coefficients) - 1) * size))

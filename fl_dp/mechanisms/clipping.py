@@ -50,10 +50,10 @@ def clip_by_norm(
 ) -> NDArray[np.float64]:
     """Scale `vector` down so that its norm is at most `clipping_norm` (flat clipping).
 
-    Privacy: whatever one unit sends moves a sum by at most `clipping_norm` in that norm (add/remove
-    and zero-out neighbours; twice that if a unit's data is replaced by another's). A vector with a
-    NaN, an infinity or a norm beyond float64 contributes zero: if the unit were dropped instead,
-    the cohort's size would depend on its data.
+    Privacy: whatever one unit sends moves a sum by at most `clipping_norm` in that norm
+    (add/remove and zero-out neighbours; twice that if a unit's data is replaced by another's). A
+    vector with a NaN, an infinity or a norm beyond float64 contributes zero: if the unit were
+    dropped instead, the cohort's size would depend on its data.
 
     Args:
         vector: Real numbers of any shape and dtype, 0-d and integers included.

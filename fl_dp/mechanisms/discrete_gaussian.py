@@ -3,8 +3,8 @@
 `P[X = x]` is proportional to `exp(-x^2 / (2 s^2))` on the integers (Canonne, Kamath and Steinke
 2020, "The Discrete Gaussian for Differential Privacy"). Drawn by `buckets`, every integer's
 probability is right to a relative 2^-49, so the log-likelihood ratio of d coordinates is off by at
-most d * 2^-48. Inverting a 53-bit uniform can't reach that: at s = 2^30 it misses some integers and
-hits others twice.
+most d * 2^-48. Inverting a 53-bit uniform can't reach that: at s = 2^30 it misses some integers
+and hits others twice.
 
 Around a real centre (`sample_around`), proposals are a little wider and acceptance contains it.
 """

@@ -73,8 +73,8 @@ class ExponentialEvent(Checked):
     """Draws of the exponential mechanism, or of any other of that bounded range.
 
     Attributes:
-        epsilon: Range of one draw's log-likelihood ratio: one draw is epsilon-DP and `epsilon ** 2
-            / 8`-zCDP (Dong, Durfee and Rogers 2020).
+        epsilon: Range of one draw's log-likelihood ratio: one draw is epsilon-DP and
+            `epsilon ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
         draws: Number of draws without replacement (the top of one set of Gumbel scores).
         one_coordinate: Whether a unit moves one score alone: the release of all noisy scores then
             bounds that of the top ones.

@@ -33,9 +33,9 @@ class ExponentialMechanism(Arguments):
     by at most `sensitivity` (zero-out neighbours over a public list of candidates), against anyone
     who sees the choice. `select_top` with `k` is `k` such draws, one after another.
 
-    Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is `rate
-    * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all others. Its range is `rate *
-    |d|`, half of what it is when utilities move both ways.
+    Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is
+    `rate * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all others. Its range is
+    `rate * |d|`, half of what it is when utilities move both ways.
 
     Attributes:
         epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours' laws
@@ -107,7 +107,8 @@ class ExponentialMechanism(Arguments):
         These are not private: they are for tests and for explaining the mechanism.
 
         Args:
-            utilities: One per candidate, shape `(N,)`, any real dtype; NaN and infinities included.
+            utilities: One per candidate, shape `(N,)`, any real dtype; NaN and infinities
+                included.
 
         Returns:
             Float64, shape `(N,)`.

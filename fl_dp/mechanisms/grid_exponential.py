@@ -65,9 +65,9 @@ class GridExponentialMechanism(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a number is not positive and finite, `levels` is not in [2, 2^20], or the
-                noise is so large that float64 can't distinguish neighbouring points' probabilities,
-                or so small that it disappears between them.
+            ValueError: If a number is not positive and finite, `levels` is not in [2, 2^20], or
+                the noise is so large that float64 can't distinguish neighbouring points'
+                probabilities, or so small that it disappears between them.
         """
         super().__post_init__()
         require_positive(
@@ -122,9 +122,9 @@ class GridExponentialMechanism(Arguments):
     def gain(self) -> float:
         """Slope of the mean drawn point by the coordinate, at zero.
 
-        `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, at 0 `rate E|g|`. With an even number of levels, 0
-        lies between two points and nothing has a kink there. With an odd number it is a point, and
-        the term whose sign jumps has the factor `g = 0`.
+        `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, at 0 `rate E|g|`. With an even number of levels,
+        0 lies between two points and nothing has a kink there. With an odd number it is a point,
+        and the term whose sign jumps has the factor `g = 0`.
         """
         return self.rate * float(self._law_at_zero @ np.abs(self.points))
 
@@ -169,10 +169,10 @@ class GridExponentialMechanism(Arguments):
     def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
         """A grid point's index for each coordinate.
 
-        From the grid point just left of a coordinate, a geometric series runs to the left end; from
-        the one just right, another runs to the right end. A coin weighted by their masses picks the
-        side. Position `k` of a series of `n` has probability proportional to `exp(-step k)`: it is
-        `k modulo n` of an endless geometric.
+        From the grid point just left of a coordinate, a geometric series runs to the left end;
+        from the one just right, another runs to the right end. A coin weighted by their masses
+        picks the side. Position `k` of a series of `n` has probability proportional to
+        `exp(-step k)`: it is `k modulo n` of an endless geometric.
         """
         last = float(self.levels - 1)
         position = coordinates / self._spacing

@@ -96,9 +96,9 @@ class LaplaceMechanism(GridMechanism):
 
     Privacy: the released sum is `1 / noise_multiplier`-differentially private (delta = 0) for one
     unit (the sender of one vector), add/remove or zero-out neighbours, against anyone who sees the
-    release. One unit moves the sum by at most `clipping_norm` in L1, and the discrete Laplace law's
-    log-probabilities by at most that over the noise scale (Dwork et al. 2006; on the integers:
-    Ghosh, Roughgarden and Sundararajan 2009).
+    release. One unit moves the sum by at most `clipping_norm` in L1, and the discrete Laplace
+    law's log-probabilities by at most that over the noise scale (Dwork et al. 2006; on the
+    integers: Ghosh, Roughgarden and Sundararajan 2009).
 
     Attributes:
         noise_multiplier: Laplace scale of noise on the *sum*, divided by `clipping_norm`.

@@ -81,9 +81,9 @@ class Segment:
 class NoiseShare:
     """The encoding of a node's values before they are masked, and the decoding of their sum.
 
-    Privacy: one share alone gives none. A sum with `h` shares that an adversary does not know is as
-    private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`, for one privacy
-    unit that moves each segment by at most its clipping norm, zero-out neighbours.
+    Privacy: one share alone gives none. A sum with `h` shares that an adversary does not know is
+    as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`, for one
+    privacy unit that moves each segment by at most its clipping norm, zero-out neighbours.
 
     Attributes:
         segments: Stretches of the coordinates, in order.

@@ -1,15 +1,15 @@
 """Noise of one release after another: the place for noise with memory.
 
-The noise of every round's sum comes from one stream. `WhiteStream` draws all of it afresh. A stream
-with memory subtracts a part of earlier noise again, so the errors of many rounds cancel in the
-model. Such noise is charged differently, and the plan has to say so.
+The noise of every round's sum comes from one stream. `WhiteStream` draws all of it afresh. A
+stream with memory subtracts a part of earlier noise again, so the errors of many rounds cancel in
+the model. Such noise is charged differently, and the plan has to say so.
 
     >>> stream = WhiteStream()
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
     >>> released_sum = mechanism.release(total, noise)
 
-A stream carries the updates' noise alone. The same round's counts, bits and metrics get fresh noise
-(`GaussianBundle.scalar_noise`).
+A stream carries the updates' noise alone. The same round's counts, bits and metrics get fresh
+noise (`GaussianBundle.scalar_noise`).
 
 References: Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
 Operators on Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
@@ -87,8 +87,8 @@ class NoiseStream(ABC):
         """Begin to draw one release's noise in a thread, while its replies are awaited.
 
         `next` with the same arguments returns it, from a branch of `rng`, and draws short vectors
-        itself. If anything else is asked for first, or the stream is cut, the noise is overwritten:
-        the index is spent without a release.
+        itself. If anything else is asked for first, or the stream is cut, the noise is
+        overwritten: the index is spent without a release.
 
         Raises:
             ValueError: As `next` does. `next` raises the draw's own errors.
@@ -105,8 +105,8 @@ class NoiseStream(ABC):
     ) -> NDArray[np.int64]:
         """Draw one release's noise, or return what was drawn ahead.
 
-        `law` is the fresh noise's, in steps of the sum's grid (`GridMechanism.law`). `index` is the
-        release's among all reservations, larger than any before.
+        `law` is the fresh noise's, in steps of the sum's grid (`GridMechanism.law`). `index` is
+        the release's among all reservations, larger than any before.
 
         Returns:
             Integers in grid steps, shape `(size,)`, for this release alone.
@@ -163,8 +163,9 @@ class NoiseStream(ABC):
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw the noise that follows the draws since the last cut; see `next`.
 
-        It may run in another thread; nothing else touches the memory meanwhile. With memory: refuse
-        a law or size that differs from the last one's, as carried noise is in steps of one grid.
+        It may run in another thread; nothing else touches the memory meanwhile. With memory:
+        refuse a law or size that differs from the last one's, as carried noise is in steps of one
+        grid.
         """
 
     @final

@@ -2,8 +2,8 @@
 
     >>> share(len(blocks), lambda index: blocks[index].fill(0.0))
 
-A part's result must depend on the part alone: neither timing nor the number of threads may change a
-bit.
+A part's result must depend on the part alone: neither timing nor the number of threads may change
+a bit.
 """
 
 from __future__ import annotations
