@@ -47,7 +47,6 @@ class TruncatedPoissonGaussianEvent(Checked):
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
         sampling_rate: Each unit's probability before the cut.
         num_units: Number of units that coins are flipped for; public.
-        max_cohort: Most units in the sample.
     """
 
     kind: ClassVar[str] = "truncated-poisson-gaussian"

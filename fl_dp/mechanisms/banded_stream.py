@@ -235,7 +235,7 @@ class BandedGaussianMechanism(GaussianMechanism):
     Attributes:
         noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by
             the column's norm.
-        coefficients: Coefficients of the stream.
+        coefficients: The stream's.
         size: Coordinates of the sum.
     """
 

@@ -42,8 +42,6 @@ class ScalarMetric(Arguments):
 
     Attributes:
         name: Name under which the client reports it.
-        low: The range's lower end.
-        high: Its upper end.
     """
 
     name: str

@@ -105,7 +105,7 @@ class SecureRandom:
     def branch(self) -> SecureRandom:
         """A stream for another thread, keyed by 256 bits of this one.
 
-        Both streams' words depend on this stream alone, and on no thread. A forked process keys it
+        Both streams' words depend on this stream alone, not on threads. A forked process keys it
         afresh, as this one.
         """
         stream = SecureRandom()
