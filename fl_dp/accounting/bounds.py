@@ -156,9 +156,10 @@ def tight_epsilon(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     interval: float | None = None,
 ) -> float:
-    """The smallest of the bounds that any events can share, PLD and Renyi DP.
+    """The smallest of the bounds that any events can share: PLD, `gumbel` included, and Renyi DP.
 
-    For gates and searches; `epsilon` returns more. PLD is smaller, except where each release
+    For gates and searches; `epsilon` returns more. Above `VAST_EPSILON`, and for Gaussians without
+    sampling, it is one in closed form. Else PLD is smaller, except where each release
     spends so little that the discretisation costs more than Renyi DP does, or where it has no
     amplification or no bound. `interval` is as in `pld_epsilon`.
 
