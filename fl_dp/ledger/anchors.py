@@ -1,7 +1,7 @@
 """Anchors: how far a ledger had come, stored elsewhere, against a cut of its end.
 
-A hash chain whose end was cut off verifies as well as the long one. The hash of a missing entry
-shows the cut; privacy statements and checkpoints carry one.
+A hash chain whose end was cut off still verifies. A missing entry's hash shows the cut; privacy
+statements and checkpoints carry one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LEDGER, _ENTRIES, _HASH = "ledger", "ledger_entries", "ledger_hash"
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerAnchor:
-    """A point that a ledger has reached and has to hold forever.
+    """A point that a ledger has reached and must hold forever.
 
     Attributes:
         entries: Number of entries, at least 1.
-        hash: Hash of the last one.
+        hash: Hash of the last.
     """
 
     entries: int
@@ -44,10 +44,10 @@ class LedgerAnchor:
 
     @classmethod
     def from_statement(cls, statement: Mapping[str, Any]) -> Self | None:
-        """Return the anchor in a privacy statement; None if it was not computed from a ledger.
+        """Return a privacy statement's anchor; None if it was computed from no ledger.
 
         Raises:
-            ValueError: It has half an anchor, as statements of older versions.
+            ValueError: It has half an anchor, as in older versions.
         """
         if _HASH not in statement:
             return None
@@ -59,12 +59,12 @@ class LedgerAnchor:
         return cls(entries=statement[_ENTRIES], hash=statement[_HASH])
 
     def to_statement(self, ledger: str) -> dict[str, Any]:
-        """Return the fields of a privacy statement that hold the anchor and its ledger's name."""
+        """Return a privacy statement's fields for the anchor and its ledger's name."""
         return {_LEDGER: ledger, _ENTRIES: self.entries, _HASH: self.hash}
 
 
 def anchor_beside(ledger: Path) -> LedgerAnchor | None:
-    """Return the anchor of the privacy statement beside a ledger's file, None if there is none.
+    """Return the anchor in a ledger's own privacy statement, beside its file; None without one.
 
     Raises:
         OSError: The statement can't be read.

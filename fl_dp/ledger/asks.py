@@ -1,7 +1,7 @@
-"""Units that were asked for one contribution each, and the contributions. No disk, no lock.
+"""Units asked for one contribution each, and the contributions. No disk, no lock.
 
-An ask is written down before it is sent, and a contribution before it is added. So a unit is never
-asked again while its answer can still arrive, and an index holds at most one answer per unit.
+An ask is written down before it is sent, a contribution before it is added. So no unit is asked
+again while its answer can still arrive, and an index holds at most one answer per unit.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ class Asks:
     """Open asks, and the contributions of the open index.
 
     Attributes:
-        asked: Units whose answer has not arrived, with the index at which each was asked.
-        folded: Number of contributions in the open index.
+        asked: Units that owe an answer, with the index at which each was asked.
+        folded: Contributions in the open index.
     """
 
     asked: dict[str, int] = field(default_factory=dict)
     folded: int = 0
 
     def open(self) -> None:
-        """Begin an index without contributions; open asks stay open."""
+        """Begin an empty index; open asks stay open."""
         self.folded = 0
 
     def forget(self) -> list[str]:
-        """Drop all open asks, as their server is gone, and return their units."""
+        """Drop open asks, as their server is gone, and return their units."""
         units = list(self.asked)
         self.asked.clear()
         return units
 
     def ask(self, units: Collection[str], index: int) -> None:
-        """Record units that are asked at an index.
+        """Record units asked at an index.
 
         Raises:
             ValueError: As `require_idle`.
@@ -43,7 +43,7 @@ class Asks:
         self.asked |= dict.fromkeys(units, index)
 
     def fold(self, units: Collection[str], *, room: int) -> None:
-        """Record units whose contributions are added.
+        """Record whose contributions are added.
 
         Raises:
             ValueError: As `require_asked`.
@@ -54,7 +54,7 @@ class Asks:
             del self.asked[unit]
 
     def require_idle(self, units: Collection[str]) -> None:
-        """Check that no unit still owes an answer.
+        """Check that no unit owes an answer.
 
         Raises:
             ValueError: One does, or is named twice.

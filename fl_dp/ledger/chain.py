@@ -26,7 +26,7 @@ class ChainedLedger(ABC):
     """Name of the first entry, for errors."""
 
     def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
-        """Follow a store; a witness, a second place, notes each entry."""
+        """Follow a store; a witness notes each entry."""
         self._store = store
         self._witness = witness
         self._lock = threading.Lock()
@@ -40,14 +40,14 @@ class ChainedLedger(ABC):
         """Open a ledger to look at it; nothing can be spent or changed.
 
         Args:
-            location: Its file, or the URL of its database.
-            witness: A second place with which the ledger is compared.
+            location: File, or database URL.
+            witness: Second place, compared with the ledger.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            LedgerCorrupted: It is no such ledger, an entry does not match the chain, or it is an
-                older copy than the witness has seen.
-            LedgerUnavailable: The disk or the database fails.
+            FileNotFoundError: No such file.
+            LedgerCorrupted: It is no such ledger, an entry breaks the chain, or it is an older
+                copy than the witness has seen.
+            LedgerUnavailable: The disk or database fails.
         """
         ledger = cls(LedgerStore.readable(location), witness)
         with ledger._first_transaction():
@@ -67,7 +67,7 @@ class ChainedLedger(ABC):
             raise
 
     def _require_witnessed(self) -> None:
-        """Compare the entries with all anchors of the witness, if there is one."""
+        """Compare the entries with all anchors of the witness, if any."""
         witness, count = self._witness, len(self._entries)
         if witness is None:
             return
@@ -87,9 +87,9 @@ class ChainedLedger(ABC):
         """Hold the lock, with every entry replayed. All appended entries are written, or none.
 
         Raises:
-            LedgerCorrupted: An entry does not match the chain or can't be read.
-            LedgerUnavailable: The disk, the database or the witness fails. Appended entries may be
-                written then, and count.
+            LedgerCorrupted: An entry breaks the chain or can't be read.
+            LedgerUnavailable: The disk, database or witness fails. Appended entries may be written
+                then, and count.
         """
         with self._lock:
             self._unsaved = []  # a failed transaction's entries were never written
@@ -103,7 +103,7 @@ class ChainedLedger(ABC):
                 self._note_at(self._witness)
 
     def _note_at(self, witness: Witness) -> None:
-        """Have a witness note the last entry. If it has a later one, the ledger must hold it."""
+        """Have a witness note the last entry; the ledger must hold any later one it has."""
         furthest = witness.note(self.anchor, self._hash_at)
         if furthest.entries > self.anchor.entries:
             # Another process was quicker: of this ledger, or of a copy, whose entries are not here.
@@ -115,7 +115,7 @@ class ChainedLedger(ABC):
         return self._entries[entries - 1].hash
 
     def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
-        """Add an entry within a transaction; it is replayed once it is on disk."""
+        """Add an entry within a transaction; it is replayed once on disk."""
         written = self._unsaved or self._entries  # the chain continues this transaction's entries
         last = written[-1] if written else None
         entry = next_entry(last, fields)
@@ -124,7 +124,7 @@ class ChainedLedger(ABC):
         return entry
 
     def _catch_up(self, connection: sa.Connection) -> None:
-        """Read, verify and replay the entries that were added since the last look."""
+        """Read, verify and replay entries added since the last look."""
         count = len(self._entries)
         fresh = self._store.entries_from(connection, count)
         # The last entry is read again: it shows if an older file was put back.
@@ -139,7 +139,7 @@ class ChainedLedger(ABC):
             self._accept(entry)
 
     def _accept(self, entry: LedgerEntry) -> None:
-        """Replay an entry that is on disk, and add it to the entries."""
+        """Replay an entry that is on disk, and keep it."""
         try:
             self._replay(entry.sequence, entry.fields)
         except (*MALFORMED, ValueError) as error:
@@ -149,17 +149,17 @@ class ChainedLedger(ABC):
 
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Update the state by one entry. One that can't be read may be a charge, so it is refused.
+        """Update the state by one entry. An unreadable one may be a charge, so it is refused.
 
         Raises:
             KeyError: It lacks a field.
-            TypeError: A field is of another type.
+            TypeError: A field has another type.
             ValueError: It can't stand there.
         """
 
     @property
     def location(self) -> str:
-        """The file or database of the ledger, without a password."""
+        """The ledger's file or database, without a password."""
         return self._store.location
 
     @property
@@ -169,7 +169,7 @@ class ChainedLedger(ABC):
 
     @property
     def name(self) -> str:
-        """The file's or database's own name, without its folder or host."""
+        """Name of the file or database, without folder or host."""
         return self._store.name
 
     @property
@@ -179,7 +179,7 @@ class ChainedLedger(ABC):
 
     @property
     def anchor(self) -> LedgerAnchor:
-        """The point reached, as last read. A later copy can be compared with it."""
+        """The point reached, as last read, to compare a later copy with."""
         last = self._entries[-1]
         return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
@@ -194,11 +194,11 @@ class ChainedLedger(ABC):
         """Check that the ledger, as last read, holds an anchor's entry.
 
         Args:
-            anchor: The ledger's anchor at an earlier moment.
-            of: Name of the anchor's holder, for the error.
+            anchor: An earlier anchor of the ledger.
+            of: Anchor's holder, for the error.
 
         Raises:
-            LedgerCorrupted: Entries were cut off, or the ledger is another one.
+            LedgerCorrupted: Entries were cut off, or it is another ledger.
         """
         count = len(self._entries)
         if count < anchor.entries:
@@ -231,14 +231,14 @@ class ChainedLedger(ABC):
 
     @property
     def unwitnessed(self) -> str:
-        """A sentence for a ledger that was compared with nothing."""
+        """Sentence for a ledger that was compared with nothing."""
         return (
             f"nothing beside {self.location} knows how far it had come, so that an end that was "
             "cut off would not be noticed: name a witness on another disk"
         )
 
     def close(self) -> None:
-        """Close the file or the connection; closing twice does no harm."""
+        """Close the file or connection; closing twice is harmless."""
         self._store.close()
 
     def __enter__(self) -> Self:

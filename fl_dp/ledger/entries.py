@@ -19,9 +19,9 @@ class LedgerCorrupted(RuntimeError):
 
 
 class LedgerUnavailable(OSError):
-    """The disk or the database failed; the entries are as they were.
+    """The disk, database or witness failed; appended entries may be written, and then count.
 
-    Nothing was released: a release happens after its charge is on disk.
+    No release happens before its charge is on disk.
     """
 
 
@@ -31,7 +31,7 @@ class LedgerEntry:
 
     Attributes:
         sequence: 1, 2, 3, ... without gaps.
-        payload: The canonical JSON text that was hashed.
+        payload: Canonical JSON text, as hashed.
         hash: SHA-256 over the previous entry's hash, the sequence number and the payload.
     """
 
@@ -64,7 +64,7 @@ def verify_chain(entries: Iterable[LedgerEntry], previous: LedgerEntry | None = 
     """Check that `entries` follow `previous` and one another unaltered.
 
     Raises:
-        LedgerCorrupted: The text names the first entry that does not fit.
+        LedgerCorrupted: Names the first entry that does not fit.
     """
     for entry in entries:
         expected = previous.sequence + 1 if previous else 1
@@ -86,7 +86,7 @@ def require_schema(written: object, read: int) -> None:
     """Check the schema of a ledger's first entry.
 
     Raises:
-        ValueError: This version reads another schema.
+        ValueError: This version reads another.
     """
     if written != read:
         raise ValueError(
@@ -105,15 +105,15 @@ def require_printable(name: str) -> None:
 
 
 def now_to_the_minute() -> str:
-    """Return the time at which a ledger is opened.
+    """Return the UTC time, for the entry of an opening.
 
-    Entries of releases have no time: a gap would show how many took part, or a client that hung.
+    Releases have no time: a gap would show how many took part, or a client that hung.
     """
     return datetime.now(UTC).isoformat(timespec="minutes")
 
 
 def today() -> str:
-    """Return the day, in UTC."""
+    """Return the UTC day."""
     return datetime.now(UTC).date().isoformat()
 
 

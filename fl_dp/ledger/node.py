@@ -1,35 +1,33 @@
-"""The ledger that a node keeps: what its own data have spent, over rounds, restarts and runs.
+"""A node's own ledger: what its data have spent, over rounds, restarts and runs.
 
-The server's ledger belongs to one training. This one belongs to the data. Each release made from
-them, by whichever run, is written here before it happens. A release that would exceed the budget is
-refused. The file is the node's own; neither Flower nor the server keeps it.
+The server's ledger belongs to one training, this one to the data. Each release from them, by any
+run, is written here before it happens. One that would exceed the budget is refused. The file is the
+node's own; neither Flower nor the server keeps it.
 
     >>> with NodeLedger.open("/data/ledger.db") as ledger:
     ...     ledger.charge(account, event, count=10, budget=budget, what="round 3")
     ...     ...  # train, release
 
-Sometimes nothing at all may depend on the data before the charge, not even whose they are. Then the
-name of their source decides (`charge_unread`), and `name_data` names the data once they were read.
-If these data have spent their budget under another name, noise alone is released, which spends
-nothing.
+Sometimes nothing may depend on the data before the charge, not even whose they are. Then their
+source's name decides (`charge_unread`), and `name_data` names the data once read. If these have
+spent their budget under another name, only noise is released, which spends nothing.
 
-Two limits are separate. The owner's cap is over everything that is ever charged for the data. The
-budget that a run asked for is over that run alone. Noise, and a limit, may change after earlier
-releases were seen. So each limit has two rules, each with its share of delta, and a release has to
-satisfy one of them:
+Two limits are separate: the owner's cap on all that is ever charged for the data, and a run's
+budget for that run alone. Noise, and a limit, may change after earlier releases were seen. So each
+limit has two rules, each with its share of delta, and a release must satisfy one:
 
-- All releases so far have the parameters of the first one. Privacy-loss distributions count how
-  many of them fit the first limit, or a smaller one now (at 0.9 delta).
+- All releases so far have the first one's parameters. Privacy-loss distributions count how many fit
+  the first limit, or a smaller one now (at 0.9 delta).
 - A `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
 
-Together they satisfy (epsilon, delta). The hockey-stick divergence is a sum over outcomes. Those in
-which the first rule passes all releases are those of a process that stops where the first rule
-does, and its largest number of releases of one kind is fixed beforehand. In all others the last
-release passed the second rule.
+Together they satisfy (epsilon, delta), as the hockey-stick divergence is a sum over outcomes. Where
+the first rule passes all releases, outcomes are those of a process that stops where it does. Its
+largest number of releases of one kind is fixed beforehand. In all other outcomes, the last release
+passed the second rule.
 
-A limit that grows is chosen after a look at what was released, perhaps at the worst moment. So the
-first rule stays with the first limit. The second one takes the larger limit, as it holds for any
-limit at the moment of a look. Then its running bound is the one reported.
+A growing limit is chosen after a look at releases, perhaps at the worst moment. So the first rule
+keeps the first limit. The second takes the larger one, as it holds for any limit at the moment of a
+look. Then its running bound is reported.
 """
 
 from __future__ import annotations
@@ -85,14 +83,14 @@ _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """Purpose of a charge, and on whose behalf, for the owner of the data.
+    """A charge's purpose, and on whose behalf, for the data's owner.
 
     Attributes:
-        run: Flower's id of the run.
-        purpose: Type of the message that asked, for instance `train`.
+        run: Flower's id.
+        purpose: The asking message's type, for instance `train`.
         app: The app that asked, as far as the node can name it.
-        enforcement: Enforcement of the charge, where a gate enforces it.
-        message: Flower's id of the message that asked, where a gate has it. It is charged once.
+        enforcement: How a gate enforces the charge; None: no gate.
+        message: Flower's id of the message, where a gate has it. It is charged once.
     """
 
     run: int
@@ -127,7 +125,7 @@ class Use:
         return cls(**{**fields, "enforcement": enforcement})
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the entry's fields; without a gate those of a gate are missing."""
+        """Return the entry's fields, without a gate's if there was none."""
         fields = asdict(self)
         for name in ("enforcement", "message"):
             if fields[name] is None:
@@ -137,14 +135,14 @@ class Use:
 
 @dataclass(kw_only=True, eq=False)
 class UseOfData:
-    """Charges of one use to one account, summed up. A ledger knows days, and no other times.
+    """Charges of one use to one account, summed up. A ledger knows UTC days, no other times.
 
     Attributes:
-        use: Run, app and purpose; None where the charge does not say.
+        use: None where the charge does not say.
         unit: `record` or `client`.
         source: Name of the data.
-        first_day: Day of the first charge, in UTC.
-        last_day: Day of the last charge, in UTC.
+        first_day: Day of the first charge.
+        last_day: Day of the last charge.
         charges: Number of charges.
         releases: Each kind of release, with its count.
     """
@@ -159,7 +157,7 @@ class UseOfData:
 
     @property
     def history(self) -> FrozenHistory:
-        """Every release, merged and in one fixed order."""
+        """Every release, merged, in one fixed order."""
         return freeze(self.releases)
 
 
@@ -168,11 +166,10 @@ class Reliance:
     """Answers that left clipped alone: the site counts no epsilon, and trusts the server's noise.
 
     Attributes:
-        use: Run, app and purpose.
         source: Name of the data.
-        clipping_norm: The largest norm to which an answer was clipped.
-        first_day: Day of the first answer, in UTC.
-        last_day: Day of the last answer, in UTC.
+        clipping_norm: Largest norm to which an answer was clipped.
+        first_day: UTC day of the first answer.
+        last_day: UTC day of the last answer.
         answers: Number of answers.
     """
 
@@ -186,10 +183,10 @@ class Reliance:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The state of a node's store of secure sums.
+    """State of a node's store of secure sums.
 
     Attributes:
-        count: Number of marks that it ever held.
+        count: Number of marks it ever held.
         last: Hash over all of them, in hex.
     """
 
@@ -212,14 +209,13 @@ class ChargeTerms(TypedDict, total=False):
 class Account:
     """The data whose releases add up: all that ever shared a source or a fingerprint.
 
-    A source with another fingerprint has changed, and most of its records are likely to be the
-    same. A fingerprint under another source is the same data elsewhere. Both continue the earlier
-    spending.
+    A source with another fingerprint has changed, but most of its records are likely the same. A
+    fingerprint under another source is the same data elsewhere. Both continue the earlier spending.
 
     Attributes:
         unit: `record` or `client` (the node's whole data).
-        source: Where the data come from: a name that stays the same when they change.
-        fingerprint: Digest of the data themselves; None if unknown.
+        source: Name of the data's origin, which stays when they change.
+        fingerprint: Digest of the data; None if unknown.
     """
 
     unit: str
@@ -240,7 +236,7 @@ class Account:
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
-        """The keys under which its spending is found."""
+        """Keys of its spending."""
         keys = [(self.unit, "source", self.source)]
         if self.fingerprint is not None:
             keys.append((self.unit, "fingerprint", self.fingerprint))
@@ -252,8 +248,8 @@ class RunLimit:
     """The budget of one run, whatever other runs spend.
 
     Attributes:
-        run: A name of the run that outlives restarts.
-        budget: The budget of this run alone.
+        run: Name that outlives restarts.
+        budget: Of this run alone.
     """
 
     run: str
@@ -273,11 +269,10 @@ class Charge:
     """A charge as an entry records it.
 
     Attributes:
-        account: The account charged.
-        event: The event of one release.
+        event: One release.
         count: Number of releases.
-        cap: The owner's cap over everything; None: there was none.
-        limit: Limit of the run that asked; None: it had none of its own.
+        cap: The owner's cap over everything, if any.
+        limit: The asking run's own limit, if any.
         neighboring_relation: Which data are neighbours.
     """
 
@@ -295,7 +290,7 @@ class Charge:
         Raises:
             KeyError: A field is missing.
             TypeError: A field has another form.
-            ValueError: A field is out of range, or there is neither limit.
+            ValueError: A field is out of range, or neither limit is there.
         """
         event, count = release_from_dict(fields)
         cap, limit = None, None
@@ -318,10 +313,10 @@ class Charge:
 
     @property
     def first_limit(self) -> PrivacyBudget:
-        """The cap, or the run's budget where there is none. It bounds everything beforehand.
+        """The cap, or else the run's budget. It bounds everything beforehand.
 
         Raises:
-            ValueError: There is neither.
+            ValueError: Neither exists.
         """
         if self.cap is not None:
             return self.cap
@@ -330,7 +325,7 @@ class Charge:
         return self.limit.budget
 
     def with_smaller_limits(self, part: float) -> Self:
-        """Return the same charge under limits that are smaller by a part of their epsilon."""
+        """Return the charge with each limit smaller by a part of its epsilon."""
 
         def lowered(budget: PrivacyBudget) -> PrivacyBudget:
             return replace(budget, epsilon=(1.0 - part) * budget.epsilon)
@@ -349,11 +344,11 @@ class Tally:
 
     Attributes:
         releases: Each kind of release, with its count.
-        neighboring_relations: Neighbouring relations of the runs that spent.
+        neighboring_relations: Those of all runs that spent.
         first: Entry of the first charge.
-        first_limit: The limit at the first charge, fixed before any release. Later charges are
-            admitted at no larger delta. None: nothing was charged.
-        most_epsilon: The largest epsilon of a limit that admitted a charge.
+        first_limit: Limit at the first charge, fixed before any release. Later charges are admitted
+            at no larger delta. None: nothing was charged.
+        most_epsilon: Largest epsilon of a limit that admitted a charge.
     """
 
     releases: Counter[PrivacyEvent] = field(default_factory=Counter)
@@ -364,17 +359,17 @@ class Tally:
 
     @property
     def history(self) -> FrozenHistory:
-        """Every release, merged and in one fixed order."""
+        """Every release, merged, in one fixed order."""
         return freeze(self.releases)
 
     @property
     def open_ended(self) -> bool:
-        """Whether nothing was fixed beforehand that bounds all releases."""
+        """Whether nothing fixed beforehand bounds all releases."""
         return False
 
     @property
     def budget(self) -> PrivacyBudget | None:
-        """The limit of all releases so far; None: there is none, or nothing was charged."""
+        """Limit of all releases so far; None: there is none, or nothing was charged."""
         if self.first_limit is None or self.open_ended:
             return None
         return replace(self.first_limit, epsilon=self.most_epsilon)
@@ -382,10 +377,10 @@ class Tally:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent so far, at the first delta.
 
-        For releases of one kind it is computed as if their number had been fixed beforehand. While
-        the owner may still stop or continue, the first limit is what holds. With noise that
-        changed, or a limit that grew, it is a bound that holds at every look: no ledger knows
-        whether a cap existed before.
+        For releases of one kind, it is as if their number had been fixed beforehand. While the
+        owner may still stop or continue, the first limit is what holds. With changed noise or a
+        grown limit, it is a bound that holds at every look: no ledger knows whether a cap existed
+        before.
         """
         first = self.first_limit
         if first is None:
@@ -426,7 +421,7 @@ class Tally:
         return not all(map(fits, _to_keep(self.neighboring_relations | {neighboring_relation})))
 
     def room(self, budget: PrivacyBudget) -> float:
-        """Return the epsilon that still fits a limit, for a run that uses Gaussian noise only."""
+        """Return the epsilon that still fits a limit, for a run with Gaussian noise only."""
         first = self.first_limit
         if first is None:
             return budget.epsilon
@@ -446,7 +441,7 @@ class Tally:
         budget: PrivacyBudget,
         neighboring_relation: NeighboringRelation,
     ) -> int:
-        """Return how many more of `event` fit into `budget`, at most ten million."""
+        """Return how many more of `event` fit `budget`, at most ten million."""
         low, high = 0, 1
         while high <= _MOST_RELEASES and not self.would_exceed(
             event, count=high, budget=budget, neighboring_relation=neighboring_relation
@@ -487,11 +482,11 @@ class Spending(Tally):
 
     Attributes:
         unit: `record` or `client`.
-        sources: Names of the sources of its data.
-        fingerprints: Fingerprints of its data over time.
+        sources: Names of its data's sources.
+        fingerprints: Of its data, over time.
         charges: Number of charges, each of one or more releases.
-        uncapped: Whether there was a charge without a cap, which its run's budget alone limits.
-        runs: The tally of each run alone, by its name.
+        uncapped: Whether a charge had no cap: its run's budget alone limits it.
+        runs: Each run's own tally, by name.
     """
 
     unit: str
@@ -503,11 +498,11 @@ class Spending(Tally):
 
     @property
     def open_ended(self) -> bool:
-        """Whether several runs have spent, and not all of them under a cap."""
+        """Whether several runs have spent, not all under a cap."""
         return self.uncapped and len(self.runs) > 1
 
     def limit_exceeded(self, charge: Charge) -> Limit | None:
-        """Return which limit a charge would exceed; None if it exceeds neither."""
+        """Return which limit a charge would exceed; None: neither."""
         limits: list[tuple[Limit, Tally, PrivacyBudget]] = []
         if charge.cap is not None:
             limits.append((Limit.CAP, self, charge.cap))
@@ -552,7 +547,7 @@ class Spending(Tally):
 
 
 class MessageCharged(PrivacyBudgetExhausted):
-    """The message was charged before. It is answered once, and nothing is released again."""
+    """The message was charged before; it is answered once, and nothing is released again."""
 
 
 class ConsentRevoked(PrivacyBudgetExhausted):
@@ -582,15 +577,14 @@ class NodeLedger(ChainedLedger):
         """Open a node's ledger to spend from, creating it if there is none.
 
         Args:
-            location: An SQLite file or a SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as
-                long as the data.
-            witness: A second place that notes each entry, and with which the ledger is compared
-                now; see `witness_at`.
+            location: SQLite file or SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as long as
+                the data.
+            witness: Second place that notes each entry, and is compared now; see `witness_at`.
 
         Raises:
-            LedgerCorrupted: It is no node's ledger, an entry does not match the chain, or its
-                witness has another state.
-            LedgerUnavailable: The disk, the database or the witness fails.
+            LedgerCorrupted: It is no node's ledger, an entry breaks the chain, or the witness has
+                another state.
+            LedgerUnavailable: The disk, database or witness fails.
             ValueError: The file's folder does not exist, or the witness lies beside the ledger.
         """
         ledger = cls(LedgerStore.writable(location), witness)
@@ -601,10 +595,10 @@ class NodeLedger(ChainedLedger):
 
     @classmethod
     def is_one(cls, location: str | Path) -> bool:
-        """Tell whether a ledger is a node's, and not a training's.
+        """Tell whether a ledger is a node's, not a training's.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: No such file.
             LedgerCorrupted: It can't be read.
         """
         entries = _entries_at(location)
@@ -612,13 +606,13 @@ class NodeLedger(ChainedLedger):
 
     @classmethod
     def day_of_revocation(cls, location: str | Path) -> str | None:
-        """Return the day on which the owner revoked every use; None if not, or without a ledger.
+        """Return the day the owner revoked every use; None if not, or without a ledger.
 
-        It is quick, as it does not verify the chain: each charge does.
+        Quick, as it does not verify the chain: each charge does.
 
         Raises:
             LedgerCorrupted: The ledger can't be read.
-            LedgerUnavailable: The disk or the database fails.
+            LedgerUnavailable: The disk or database fails.
         """
         for entry in _entries_if_any(location):
             # The text first: to read every entry's fields takes long.
@@ -628,13 +622,13 @@ class NodeLedger(ChainedLedger):
 
     @classmethod
     def marks_of_store(cls, location: str | Path, store: str) -> Marks | None:
-        """Return the last noted state of a store of secure sums; None if there is none.
+        """Return the last noted state of a store of secure sums, if any.
 
-        It is quick, as it does not verify the chain: `note_marks` does.
+        Quick, as it does not verify the chain: `note_marks` does.
 
         Raises:
             LedgerCorrupted: The ledger can't be read.
-            LedgerUnavailable: The disk or the database fails.
+            LedgerUnavailable: The disk or database fails.
         """
         for entry in reversed(_entries_if_any(location)):
             if '"marks"' in entry.payload and entry.kind == "marks":
@@ -645,30 +639,30 @@ class NodeLedger(ChainedLedger):
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
-        """The spending of each account, in the order of their first release, as last read."""
+        """Each account's spending, in order of first release, as last read."""
         distinct = {id(spending): spending for spending in self._by_key.values()}
         return tuple(sorted(distinct.values(), key=lambda spending: spending.first))
 
     @property
     def revoked(self) -> str | None:
-        """The day on which every further use was revoked, as last read; None if it was not."""
+        """The day every further use was revoked, as last read; None if not."""
         return self._revoked
 
     @property
     def uses(self) -> tuple[UseOfData, ...]:
-        """The uses of the data, in the order of their first charge."""
+        """Uses of the data, in order of first charge."""
         return tuple(self._uses.values())
 
     @property
     def reliances(self) -> tuple[Reliance, ...]:
-        """The uses that relied upon the server's noise, in the order of their first answer."""
+        """Uses that relied upon the server's noise, in order of first answer."""
         return tuple(self._reliances.values())
 
     def revoke(self) -> None:
         """Write down that nothing is ever charged again.
 
-        It can't be undone. An owner who agrees later starts a new ledger, with a cap that is lower
-        by what this one has spent.
+        It can't be undone. An owner who agrees later starts a new ledger, with a cap lower by what
+        this one has spent.
 
         Raises:
             LedgerUnavailable: It can't be written.
@@ -682,17 +676,17 @@ class NodeLedger(ChainedLedger):
     def note_reliance(self, source: str, *, clipping_norm: float, use: Use) -> None:
         """Write down, before it is made, that an answer leaves clipped and without noise.
 
-        Nothing is charged: how private the answer is depends on noise that the server adds.
+        Nothing is charged: the answer's privacy depends on noise that the server adds.
 
         Args:
             source: Name of the data.
             clipping_norm: Bound on the norm of the answer's update.
-            use: The purpose, and on whose behalf.
+            use: Purpose, and on whose behalf.
 
         Raises:
-            ConsentRevoked: The owner has revoked every use; then nothing is written.
-            MessageCharged: The message was answered before; then nothing is written.
-            LedgerUnavailable: It can't be written; then nothing may be released.
+            ConsentRevoked: The owner has revoked every use; nothing is written.
+            MessageCharged: The message was answered before; nothing is written.
+            LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: An argument is out of range.
         """
         require_printable(source)
@@ -715,12 +709,12 @@ class NodeLedger(ChainedLedger):
             )
 
     def note_marks(self, store: str, marks: Marks) -> None:
-        """Write down the state of a store of secure sums, so that an older copy of it is detected.
+        """Write down a store's state of secure sums, so that an older copy is detected.
 
-        Nothing is written if another process has brought it further.
+        Nothing is written if another process brought it as far or further.
 
         Raises:
-            LedgerUnavailable: It can't be written; then nothing may be answered.
+            LedgerUnavailable: It can't be written; nothing may be answered.
         """
         with self._transaction() as connection:
             noted = self._marks.get(store)
@@ -745,19 +739,19 @@ class NodeLedger(ChainedLedger):
 
         Args:
             account: The account to charge.
-            event: The event of one release.
-            **terms: `budget`, the owner's cap over everything that the account ever spends, None
-                where there is none; `limit`, what the run that asks may spend by itself, needed
-                where there is no cap; `what`, a name for the entries, for instance the run and the
-                round; `count`, how many releases, 1 unless given; `neighboring_relation`, which
-                data are neighbours, zero-out unless given; `use`, the purpose, and on whose behalf.
+            event: One release.
+            **terms: `budget`, the owner's cap over all that the account ever spends, or None;
+                `limit`, what the asking run may spend by itself, needed without a cap; `what`, a
+                name for the entries, for instance the run and round; `count` of releases, by
+                default 1; `neighboring_relation`, by default zero-out; `use`, the purpose, and on
+                whose behalf.
 
         Raises:
-            PrivacyBudgetExhausted: It would exceed a limit, which the text names; then nothing is
+            PrivacyBudgetExhausted: It would exceed a limit, which the text names; nothing is
                 written.
-            ConsentRevoked: The owner has revoked every use; then nothing is written.
-            MessageCharged: The message of `use` was charged before; then nothing is written.
-            LedgerUnavailable: It can't be written; then nothing may be released.
+            ConsentRevoked: The owner has revoked every use; nothing is written.
+            MessageCharged: The message of `use` was charged before; nothing is written.
+            LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: An argument is out of range.
         """
         self._charge(account, event, unread=False, **terms)
@@ -767,13 +761,13 @@ class NodeLedger(ChainedLedger):
     ) -> int:
         """Write releases to disk as spent before their data are read: the source alone decides.
 
-        Whether it is refused depends on no record, and neither does anything that others can see of
-        that: not even by a fingerprint that another source has, now or in earlier charges.
+        Whether it is refused depends on no record, nor does anything that others see of that: not
+        even by a fingerprint that another source has, now or in earlier charges.
 
         Args:
-            account: The account to charge; its fingerprint is ignored.
-            event: The event of one release.
-            **terms: Keywords as in `charge`. Both limits count what was charged to this source.
+            account: Its fingerprint is ignored.
+            event: One release.
+            **terms: As in `charge`; both limits count what was charged to this source.
 
         Returns:
             The charge's number, for `name_data`.
@@ -790,13 +784,13 @@ class NodeLedger(ChainedLedger):
         """Record which data a charge was for, and return whether they may be released.
 
         Args:
-            charge: The number from `charge_unread`; it is named once.
+            charge: Number from `charge_unread`; named once.
             fingerprint: Digest of the data.
 
         Returns:
-            False if everything that these data were ever charged, under any source, would exceed a
-            limit. Then only noise may be released, and the charge no longer counts as spent by the
-            data. It still counts for `charge_unread`.
+            False if all that these data were ever charged, under any source, would exceed a limit.
+            Then only noise may be released. The charge no longer counts as spent by the data, but
+            still does for `charge_unread`.
 
         Raises:
             ValueError: There is no such charge, or it was named.
@@ -817,10 +811,10 @@ class NodeLedger(ChainedLedger):
         return released
 
     def require_owed(self) -> None:
-        """Check that charges were removed from the data only where there was no room for them.
+        """Check that charges were removed from the data only where they had no room.
 
-        Entries say no more about themselves: only a run's plan knows what a release should be
-        charged as, and no node's ledger holds it.
+        Entries prove no more: only a run's plan knows what a release should be charged as, and no
+        node's ledger holds it.
 
         Raises:
             LedgerCorrupted: An entry says that noise went out, and the data had room.
@@ -904,13 +898,13 @@ class NodeLedger(ChainedLedger):
             self._messages.add(use.message)
 
     def _fits_the_data(self, charge: Charge, fingerprint: str) -> bool:
-        """Tell whether a charge that is already counted fits after all others of its data."""
+        """Tell whether a charge already counted fits after all others of its data."""
         spending = self._joined(replace(charge.account, fingerprint=fingerprint))
         spending.remove(charge)
         return spending.limit_exceeded(charge) is None
 
     def _of_source(self, account: Account) -> Spending:
-        """Return what was charged under a source's name, as a copy."""
+        """Return a copy of what was charged under a source's name."""
         copy = Spending(unit=account.unit)
         if (account.unit, account.source) in self._by_source:
             copy.absorb_account(self._by_source[account.unit, account.source])
@@ -1026,7 +1020,7 @@ def _entries_at(location: str | Path) -> list[LedgerEntry]:
 
 
 def _entries_if_any(location: str | Path) -> list[LedgerEntry]:
-    """Return the entries of a ledger, unverified; none where there is no file yet."""
+    """Return a ledger's entries, unverified; none without a file."""
     try:
         return _entries_at(location)
     except FileNotFoundError:
@@ -1042,7 +1036,7 @@ def _fit(
 ) -> bool:
     """Tell whether `count` releases of one kind fit a budget.
 
-    It certifies a few more than asked for, so that most later calls compare two counters.
+    It certifies a few more, so that most later calls compare two counters.
     """
     question = (event, target_epsilon, delta, relation)
     if count <= _CERTIFIED.get(question, 0):
@@ -1079,9 +1073,9 @@ def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdome
 
 
 def _to_keep(relations: set[NeighboringRelation]) -> list[NeighboringRelation]:
-    """Return the relations under which a limit has to hold, in a fixed order.
+    """Return the relations under which a limit must hold, in a fixed order.
 
     Each is checked by itself: a sample of fixed size moves most when one unit is removed, others
-    when one is replaced. Zero-out alone never moves more than either.
+    when one is replaced. Zero-out never moves more than either.
     """
     return sorted(relations - {NeighboringRelation.ZERO_OUT} or relations)

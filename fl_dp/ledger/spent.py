@@ -36,10 +36,10 @@ class SpentLedger(ChainedLedger):
 
     @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
-        """Open a ledger as `ChainedLedger.read`, and check that its budget pays for its releases.
+        """As `ChainedLedger.read`, and check that the budget pays for the releases.
 
         Raises:
-            LedgerCorrupted: As there, or more was reserved than the plan's rule admits.
+            LedgerCorrupted: As there, or the plan's rule admits less than was reserved.
         """
         ledger = super().read(location, witness=witness)
         try:
@@ -64,17 +64,17 @@ class SpentLedger(ChainedLedger):
 
     @property
     def plan(self) -> Plan:
-        """The plan that the ledger was started with."""
+        """The plan of the ledger's first entry, or of a choice since."""
         return self._state.plan
 
     @property
     def rounds_spent(self) -> int:
-        """Number of reserved rounds, whether or not they were committed."""
+        """Number of reserved rounds, committed or not."""
         return self._state.rounds.total()
 
     @property
     def rounds_committed(self) -> int:
-        """Number of rounds whose release is known to have happened."""
+        """Number of rounds known to be released."""
         committed = [self._state.reserved[entry] for entry in self._state.committed]
         return sum(reservation.index is not None for reservation in committed)
 
@@ -85,24 +85,23 @@ class SpentLedger(ChainedLedger):
 
     @property
     def noise_multipliers(self) -> tuple[float, ...]:
-        """Noise multiplier of each reserved round, in the order of their reservation."""
+        """Noise multiplier of each reserved round, in order."""
         return tuple(self._state.multipliers)
 
     @property
     def participations(self) -> dict[str, int]:
-        """Rounds of each unit, where rounds name units; as private as the cohorts."""
+        """Each unit's rounds, where rounds name units; as private as the cohorts."""
         return dict(self._state.participations)
 
     def has_participations_left(self, unit: str, noise_multiplier: float) -> bool:
-        """Tell whether a participation cap lets a unit take part in a round of that noise."""
+        """Tell whether a participation cap lets a unit join a round of that noise."""
         return self._state.has_participations_left(unit, self.plan.cap_share(noise_multiplier))
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rounds in which each unit could take part: its own, or those of its group's turn.
+        """Rounds that each unit could join: its own, or its group's turns.
 
-        Where groups take turns it is as public as the groups: the ledger does not know a unit's
-        coins.
+        Where groups take turns, it is as public as they are: the ledger knows no unit's coins.
         """
         law = self.plan.sampling
         if not law.takes_turns:
@@ -112,27 +111,27 @@ class SpentLedger(ChainedLedger):
 
     @property
     def last_index(self) -> dict[str, int]:
-        """The last index at which each unit took part, where rounds name units."""
+        """Index at which each unit last took part, where rounds name units."""
         return dict(self._state.last_index)
 
     @property
     def asked(self) -> dict[str, int]:
-        """Units that owe an answer to a buffer, with the index at which each was asked."""
+        """Units that owe a buffer an answer, with the index at which each was asked."""
         return dict(self._state.asks.asked)
 
     @property
     def group_of(self) -> dict[str, int]:
-        """The group of each unit, where there are groups; public."""
+        """Each unit's group, if any; public."""
         return dict(self._state.group_of)
 
     @property
     def enforcement(self) -> Enforcement:
-        """The weakest enforcement at all nodes that were asked, as each round's answers say."""
+        """The weakest enforcement at any asked node, as each round's answers say."""
         return self._state.enforcement
 
     @property
     def randomness(self) -> frozenset[str]:
-        """Every source of randomness that the ledger was opened with."""
+        """Every source of randomness at an opening."""
         return frozenset(self._state.randomness)
 
     @property
@@ -142,7 +141,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def choice(self) -> Choice | None:
-        """How the hyper-parameters were chosen; None: unknown."""
+        """Choice of hyper-parameters; None: unknown."""
         return self._state.choice
 
     @property
@@ -151,7 +150,7 @@ class SpentLedger(ChainedLedger):
         return self._state.choice is not None and not self._state.changed_by_hand
 
     def reservation_of(self, what: str) -> Reservation | None:
-        """Return the last reservation of that name, whether or not it was committed."""
+        """Return the last reservation of that name, committed or not."""
         for reservation in reversed(self._state.reserved.values()):
             if reservation.what == what:
                 return reservation
@@ -166,8 +165,8 @@ class SpentLedger(ChainedLedger):
     def history(self) -> FrozenHistory:
         """Every release that one unit is charged for so far.
 
-        Under a participation cap it is the cap's worth of rounds, for all clients alike: how often
-        a single unit took part is private. Where units take turns it is one unit's turns.
+        Under a participation cap, the cap's worth of rounds for all clients alike: how often one
+        unit took part is private. Where units take turns, one unit's turns.
         """
         counted: Counter[PrivacyEvent] = Counter()
         for event, count in self._state.rounds.items():
@@ -177,15 +176,14 @@ class SpentLedger(ChainedLedger):
         return freeze([*rounds.items(), *self._state.others.items()])
 
     def epsilon(self) -> EpsilonBounds:
-        """Return what every reserved release spends together, at the plan's delta."""
+        """Return what all reserved releases spend together, at the plan's delta."""
         return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
-        """Return the epsilon that holds wherever the training may have been stopped.
+        """Return the epsilon that holds wherever the training may have stopped.
 
-        While planned releases are missing it is the whole plan's epsilon: a stop that depends on
-        what was released uses the rest of the plan, too. It never exceeds the budget, as no release
-        does.
+        While planned releases are missing, it is the whole plan's: a stop that depends on releases
+        uses the rest of the plan, too. It never exceeds the budget, as no release does.
         """
         spent = self.epsilon()
         if not self.history:
@@ -196,14 +194,14 @@ class SpentLedger(ChainedLedger):
         return self.plan.epsilon(promised).within(self.plan.budget.epsilon)
 
     def own_promises(self) -> tuple[EpsilonBounds, ...]:
-        """Return the promise to each group with a budget of its own; empty without such groups."""
+        """Return the promise to each group with its own budget; empty without such groups."""
         return self.plan.own_epsilons(self.promised_history)
 
     @property
     def promised_history(self) -> FrozenHistory:
         """The larger count of each event: all planned, and attempts beyond the plan.
 
-        It is empty as long as nothing was released.
+        Empty while nothing was released.
         """
         if not self.history:
             return ()
@@ -212,7 +210,7 @@ class SpentLedger(ChainedLedger):
     def running_epsilon(self) -> float:
         """Return a coarser bound, quick enough for every round.
 
-        Nothing was ever reserved beyond the budget, so the budget bounds it too.
+        The budget bounds it too, as nothing was reserved beyond.
         """
         coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
         return min(coarse, self.plan.budget.epsilon)

@@ -1,6 +1,6 @@
-"""State of a training's ledger, folded from its entries one by one. No disk, no lock.
+"""State of a training's ledger, folded from its entries alone. No disk, no lock.
 
-Entries are the only input, so what is spent depends on nothing else.
+So what is spent depends on nothing else.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Reservation:
     Attributes:
         sequence: Its entry in the ledger.
         what: `round 3`, or the name of another release.
-        noise_multiplier: Noise multiplier of the release, where it has one.
-        index: For a round: number of rounds reserved before it, by any training. A round that fails
-            keeps its index. None for another release.
+        noise_multiplier: None: the release has none.
+        index: Number of rounds reserved before this one, by any training. A round that fails keeps
+            its index. None: it is no round.
     """
 
     sequence: int
@@ -46,13 +46,13 @@ class Reservation:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Hyper-parameters that were chosen for this training, in a way that the ledger knows.
+    """The choice of this training's hyper-parameters, where the ledger knows it.
 
     Attributes:
-        how: The way, in words for the privacy statement.
-        chosen: The settings that won, as overrides.
-        settings: Digest of all settings that the training is to be made with.
-        reserved: Entry of the reservation that pays for it; None: no client's data was used.
+        how: In words for the privacy statement.
+        chosen: Winning settings, as overrides.
+        settings: Digest of all the training's settings.
+        reserved: Entry of the reservation that pays; None: no client's data was used.
     """
 
     how: str
@@ -74,21 +74,21 @@ class TrainingState:
     """The state after the entries so far.
 
     Attributes:
-        rounds: Number of reserved rounds by the event that each is charged as.
+        rounds: Number of reserved rounds by the event each is charged as.
         others: Number of other reserved releases by event.
         multipliers: Noise multiplier of each reserved round, in order.
         attempts: Number of reservations of each round, by its number.
-        participations: Rounds of each unit, where rounds name units; of a buffer, its asks.
-        taken_of_cap: What the rounds of each unit take of a participation cap.
-        last_index: The last index at which each unit took part, where rounds name units.
-        asks: Asks for contributions to a buffer.
-        group_of: The group of each unit, where there are groups.
+        participations: Each unit's rounds, where rounds name units; its asks, for a buffer.
+        taken_of_cap: Part of a participation cap that each unit's rounds take.
+        last_index: Index at which each unit last took part, where rounds name units.
+        asks: Asks for a buffer.
+        group_of: Each unit's group, if any.
         reserved: Every reservation, by its entry.
-        committed: Entries of the reservations that were committed.
-        waiting: Event of each other release that was not committed, by its entry.
-        randomness: Every source of randomness that the ledger was opened with.
-        choice: Hyper-parameters that were chosen for this training; None: unknown.
-        changed_by_hand: Whether the ledger was opened with other settings after that.
+        committed: Entries of committed reservations.
+        waiting: Event of each uncommitted other release, by its entry.
+        randomness: Every source of randomness at an opening.
+        choice: None: unknown.
+        changed_by_hand: Whether a later opening had other settings.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class TrainingState:
 
     @property
     def plan(self) -> Plan:
-        """The plan, which is the first entry."""
+        """The plan of the first entry, or of a choice since."""
         assert self._plan is not None  # each way to open a ledger ensures it
         return self._plan
 
@@ -128,7 +128,7 @@ class TrainingState:
 
     @property
     def charges_another_round(self) -> bool:
-        """Whether one more reserved round raises the largest charge of a unit."""
+        """Whether one more reserved round raises a unit's largest charge."""
         reserved = self.rounds.total()
         return self.plan.charged_of(reserved + 1) > self.plan.charged_of(reserved)
 
@@ -138,7 +138,7 @@ class TrainingState:
         return weakest(self._enforced.get(entry, Enforcement.APP) for entry in self.reserved)
 
     def require_no_enforcement(self, entry: int) -> None:
-        """Check that an entry reserves a round whose enforcement is not written yet.
+        """Check that an entry reserves a round without written enforcement.
 
         Raises:
             ValueError: It reserves no round, or the enforcement is written.
@@ -148,10 +148,10 @@ class TrainingState:
             raise ValueError(f"entry {entry} is no round that waits for its enforcement")
 
     def require_rested(self, units: Iterable[str], index: int) -> None:
-        """Check that units may take part at an index, after the ones at which they did.
+        """Check that units have rested before an index.
 
         Raises:
-            SeparationBroken: One has not rested for as long as the plan says.
+            SeparationBroken: One rested less than the plan's separation.
         """
         apart = self.plan.sampling.least_separation
         early = [unit for unit in units if index - self.last_index.get(unit, index - apart) < apart]
@@ -163,12 +163,12 @@ class TrainingState:
             )
 
     def has_participations_left(self, unit: str, share: float = 1.0) -> bool:
-        """Tell whether a unit may take part in a round that takes `share` of a cap."""
+        """Tell whether a unit may join a round that takes `share` of a cap."""
         cap = self.plan.sampling.cap
         return cap is None or self.taken_of_cap.get(unit, 0.0) + share <= cap * _ROUNDING
 
     def require_participations_left(self, units: Iterable[str], share: float = 1.0) -> None:
-        """Check that units may take part in a round that takes `share` of a cap.
+        """Check that units may join a round that takes `share` of a cap.
 
         Raises:
             ParticipationCapReached: One has none left.
@@ -197,7 +197,7 @@ class TrainingState:
     def require_declared_left(self, event: PrivacyEvent, what: str) -> None:
         """Check that another release was made less often than declared.
 
-        One that was reserved and never committed may be repeated, and is charged twice.
+        One reserved and never committed may be repeated, and is charged twice.
 
         Raises:
             PrivacyBudgetExhausted: It was not.
@@ -215,7 +215,7 @@ class TrainingState:
         number: int,
         participants: Sequence[str | int] | None,
     ) -> dict[str, Any]:
-        """Return the fields of a round's next reservation, by the plan and the entries.
+        """Return the fields of a round's next reservation, by plan and entries.
 
         Raises:
             PrivacyBudgetExhausted: The plan has no such round.
@@ -250,7 +250,7 @@ class TrainingState:
         return fields
 
     def _units_of_round(self, participants: Sequence[str | int] | None) -> list[str] | None:
-        """Return the units that a round names, sorted; None where it names none."""
+        """Return the units that a round names, sorted; None: it names none."""
         sampling = self.plan.sampling
         if sampling.buffered:
             if participants is not None:
@@ -277,12 +277,12 @@ class TrainingState:
         return units
 
     def require_askable(self, units: Collection[str]) -> int:
-        """Check that units may be asked for a contribution now, and return the open index.
+        """Check that units may be asked now, and return the open index.
 
         Raises:
             ParticipationCapReached: One has none left.
             SeparationBroken: One has to rest.
-            ValueError: One was asked before and has not answered, or no index is open.
+            ValueError: One still owes an answer, or no index is open.
         """
         index = self.open_index()
         self.asks.require_idle(units)
@@ -302,7 +302,7 @@ class TrainingState:
         return index
 
     def open_index(self) -> int:
-        """Return the index that is reserved and not committed.
+        """Return the index reserved and not committed.
 
         Raises:
             ValueError: There is none, or the plan has no buffer.
@@ -321,9 +321,9 @@ class TrainingState:
 
         Raises:
             KeyError: A field is missing.
-            TypeError: A field is of another type.
-            ValueError: The entry can't stand there, is not what the plan would have charged, or is
-                unknown to this version.
+            TypeError: A field has another type.
+            ValueError: It can't stand there, is not what the plan would have charged, or is unknown
+                to this version.
         """
         try:
             self._add(sequence, fields)
@@ -412,8 +412,8 @@ class TrainingState:
         """Check that a choice of hyper-parameters can stand here.
 
         Args:
-            plan: Plan of the training with the chosen settings.
-            paid: Entry of the reservation that pays for it, if one does.
+            plan: The training's, with the chosen settings.
+            paid: Entry of the reservation that pays, if any.
 
         Raises:
             ValueError: There was a choice or a round before, the plan differs in what is charged,
@@ -481,7 +481,7 @@ class TrainingState:
 
 
 def opening_of(plan: Plan) -> dict[str, Any]:
-    """Return the fields that an opening of the ledger has of the plan."""
+    """Return an opening's fields of the plan."""
     return {
         "unit": plan.unit,
         "sampling": plan.sampling.kind,
@@ -491,7 +491,7 @@ def opening_of(plan: Plan) -> dict[str, Any]:
 
 
 def _is_same(written: object, planned: object) -> bool:
-    """Tell whether an entry's value is the plan's, except for another machine's rounding."""
+    """Tell whether an entry's value is the plan's, but for another machine's rounding."""
     if isinstance(planned, float):
         if isinstance(written, bool) or not isinstance(written, int | float):
             return False

@@ -61,12 +61,12 @@ class LedgerStore:
 
     @classmethod
     def writable(cls, location: str | Path) -> Self:
-        """Open an SQLite file or a database URL to add entries, creating the table if need be.
+        """Open an SQLite file or database URL to add entries, creating the table if need be.
 
         Raises:
             LedgerUnavailable: The file can't be created.
-            ValueError: The file's folder does not exist, or the URL is of another database than
-                SQLite or PostgreSQL.
+            ValueError: It is a folder, its folder does not exist, or the database is neither SQLite
+                nor PostgreSQL.
         """
         path = _sqlite_path(location)
         if path is None:
@@ -89,11 +89,11 @@ class LedgerStore:
 
     @classmethod
     def readable(cls, location: str | Path) -> Self:
-        """Open an SQLite file or a database URL to look at the entries.
+        """Open an SQLite file or database URL to look at entries.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The URL is of another database than SQLite or PostgreSQL.
+            FileNotFoundError: No such file.
+            ValueError: The database is neither SQLite nor PostgreSQL.
         """
         path = _sqlite_path(location)
         if path is None:
@@ -107,9 +107,9 @@ class LedgerStore:
         """Hold the lock. Everything written inside is on disk afterwards, or none of it.
 
         Raises:
-            LedgerCorrupted: There is no table of entries, or one of an older version.
+            LedgerCorrupted: No table of entries, or an older version's.
             LedgerUnavailable: The disk is full, the database can't be reached or written, or
-                another process holds the lock for too long.
+                another process holds the lock too long.
         """
         try:
             with self._engine.begin() as connection:
@@ -125,7 +125,7 @@ class LedgerStore:
             ) from error
 
     def entries_from(self, connection: sa.Connection, sequence: int) -> list[LedgerEntry]:
-        """Return the entry of that number and all after it, unverified; 0: all entries."""
+        """Return that entry and all later ones, unverified; 0: all."""
         query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
         if sequence > 0:
             query = query.where(_TABLE.c.sequence >= sequence)
@@ -150,12 +150,12 @@ class LedgerStore:
             _METADATA.create_all(connection)
 
     def close(self) -> None:
-        """Close the file or the connection; closing twice does no harm."""
+        """Close the file or connection; closing twice is harmless."""
         self._engine.dispose()
 
 
 def _ledger_error(location: str, error: BaseException | None) -> Exception:
-    """Return the ledger's error for a database's one: corrupted, or unavailable."""
+    """Return the ledger's error for a database's: corrupted, or unavailable."""
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(error, sqlite3.Error):
         # An error without a code is Python's own: a text that is no UTF-8.
@@ -189,7 +189,7 @@ def _remedy(sqlite_code: int | None, message: str) -> str:
 
 
 def _sqlite_path(location: str | Path) -> Path | None:
-    """Return the file of a path or of an SQLite URL, None for another database's URL."""
+    """Return the file of a path or SQLite URL; None for another database's URL."""
     if isinstance(location, str) and "://" in location:
         url = _url(location)
         if url.get_backend_name() != "sqlite":
@@ -211,8 +211,7 @@ def _sqlite_path(location: str | Path) -> Path | None:
 def shown_location(location: str) -> str:
     """Return a ledger's or witness's location as it may be shown: a URL without its secrets.
 
-    Args:
-        location: A file, or the URL of a database. A URL that can't be read is not shown at all.
+    A URL that can't be read is not shown at all.
     """
     if "://" not in location:
         return location
@@ -237,11 +236,9 @@ def _url(location: str) -> sa.URL:
 
 
 def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
-    """Return the engine of a PostgreSQL database, and its URL without its secrets.
+    """Return the engine of a PostgreSQL URL, and the URL without its secrets.
 
-    Args:
-        location: The URL.
-        writable: Whether each transaction writes, and so holds the lock from its beginning.
+    Where `writable`, each transaction holds the lock from its beginning; else it only reads.
 
     Raises:
         ValueError: The URL is of another database, or has no driver here.

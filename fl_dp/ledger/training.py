@@ -2,10 +2,9 @@
 
 One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
 anyone is asked and *committed* after its release. A crash in between leaves it spent, as the model
-may have got out. Entries are only ever added. What is spent is replayed from them at opening and
-before every reservation, so that two processes with one ledger can't spend the same budget twice.
-Only the entry of an opening has a time: a gap between two rounds would show a client that hung, and
-so who took part.
+may have got out. Spending is replayed from the entries at opening and before every reservation. So
+two processes with one ledger can't spend the same budget twice. Only openings have a time: a gap
+between two rounds would show a client that hung, and so who took part.
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
@@ -72,28 +71,24 @@ class PrivacyLedger(SpentLedger):
     ) -> Self:
         """Open the ledger of `plan` to spend from, creating it if there is none.
 
-        A ledger in a file is compared with the `privacy.json` beside it, if that is its own.
+        A file is compared with its own `privacy.json` beside it, if any.
 
         Args:
-            location: An SQLite file, or a SQLAlchemy URL such as
+            location: SQLite file, or SQLAlchemy URL such as
                 `postgresql+psycopg://user@host/database`, one ledger per database or schema. Keep
-                it as
-                long as the promise is to hold.
-            plan: The plan of the releases; it must equal the plan that the ledger was started with.
-            run_id: A name for this opening in the entries; random by default.
-            rng: The source of the noise; secure by default. An insecure one taints the ledger for
-                good.
-            anchor: An earlier `anchor` of the ledger, for example from a checkpoint. The ledger has
-                to hold it.
-            witness: A second place that notes each entry, and with which the ledger is compared
-                now; see `witness_at`.
+                it as long as the promise is to hold.
+            plan: Must equal the ledger's plan: that of its first entry, or of a `choose`.
+            run_id: Name of this opening in the entries; random by default.
+            rng: Noise source; secure by default. An insecure one taints the ledger for good.
+            anchor: An earlier `anchor`, for example from a checkpoint, that the ledger must hold.
+            witness: Second place that notes each entry, and is compared now; see `witness_at`.
             settings: Digest of all training settings, compared with that of a `choose`.
 
         Raises:
             PlanMismatch: The plan differs; the text names every difference.
-            LedgerCorrupted: An entry does not match the chain, the ledger's end was cut off, or its
-                witness has another state.
-            LedgerUnavailable: The disk, the database or the witness fails.
+            LedgerCorrupted: An entry breaks the chain, the end was cut off, or the witness has
+                another state.
+            LedgerUnavailable: The disk, database or witness fails.
             ValueError: The file's folder does not exist, the `privacy.json` beside it is no
                 statement, or the witness lies beside the ledger.
         """
@@ -125,7 +120,7 @@ class PrivacyLedger(SpentLedger):
         return ledger
 
     def require_known(self, rng: SecureRandom) -> None:
-        """Check that the ledger has recorded the kind of a release's noise source.
+        """Check that the ledger has recorded a noise source's kind.
 
         Raises:
             ValueError: `rng` is insecure, and the ledger was never opened with an insecure one.
@@ -146,21 +141,19 @@ class PrivacyLedger(SpentLedger):
         """Write one round to disk as spent, before anything of it happens.
 
         Args:
-            round: Number of the round in the training, from 1. A second attempt is charged again.
-            participants: The units that take part, where that is no secret. A participation cap or
-                a separation requires them, except for a buffer, whose units `ask` names. Never the
-                cohort of a Poisson sample: the ledger would reveal it. A named unit has taken part,
-                whether or not it answers.
-            index: The `next_index` for which the participants were chosen, to check that it still
-                is the next one.
+            round: Number in the training, from 1. A second attempt is charged again.
+            participants: Units that take part, where that is no secret. A participation cap or
+                separation requires them, except for a buffer, whose units `ask` names. Never a
+                Poisson sample's cohort: the ledger would reveal it. A named unit has taken part,
+                even without an answer.
+            index: The `next_index` for which participants were chosen, checked to be still next.
 
         Raises:
-            PrivacyBudgetExhausted: It would exceed the budget; then nothing is written.
-            ParticipationCapReached: A participant has none left; then nothing is written.
-            SeparationBroken: A participant has to rest; then nothing is written.
-            LedgerUnavailable: It can't be written; then nothing may be released.
-            ValueError: Participants are missing or not wanted, or another process has taken the
-                index.
+            PrivacyBudgetExhausted: It would exceed the budget; nothing is written.
+            ParticipationCapReached: A participant has none left; nothing is written.
+            SeparationBroken: A participant has to rest; nothing is written.
+            LedgerUnavailable: It can't be written; nothing may be released.
+            ValueError: Participants are missing or not wanted, or another process took the index.
         """
         self._give_caution()
         with self._transaction() as connection:
@@ -183,18 +176,18 @@ class PrivacyLedger(SpentLedger):
             self._caution = None
 
     def ask(self, units: Sequence[str]) -> None:
-        """Write down, before anything is sent, whom a buffer asks for a contribution.
+        """Write down whom a buffer asks for a contribution, before anything is sent.
 
         Each ask counts against a participation cap, whatever comes of it.
 
         Args:
-            units: Lasting names. A unit that owes an answer can't be asked again.
+            units: Lasting names.
 
         Raises:
-            ParticipationCapReached: A unit has none left; then nothing is written.
-            SeparationBroken: A unit has to rest; then nothing is written.
-            LedgerUnavailable: It can't be written; then no client may be asked.
-            ValueError: No index is open, or a unit owes an answer.
+            ParticipationCapReached: A unit has none left; nothing is written.
+            SeparationBroken: A unit has to rest; nothing is written.
+            LedgerUnavailable: It can't be written; no client may be asked.
+            ValueError: No index is open, or a unit still owes an answer.
         """
         for unit in units:
             require_printable(unit)
@@ -203,13 +196,13 @@ class PrivacyLedger(SpentLedger):
             self._append_units(connection, "ask", index, units)
 
     def fold(self, units: Sequence[str]) -> None:
-        """Write down, before they are added, whose contributions the open index gets.
+        """Write down whose contributions the open index gets, before they are added.
 
         Args:
-            units: Asked units that have answered, whatever the answer.
+            units: Asked units that answered, whatever the answer.
 
         Raises:
-            LedgerUnavailable: It can't be written; then nothing may be added.
+            LedgerUnavailable: It can't be written; nothing may be added.
             ValueError: No index is open, a unit was not asked since this opening, or the buffer is
                 full.
         """
@@ -222,9 +215,9 @@ class PrivacyLedger(SpentLedger):
         self._append(connection, entry)
 
     def next_index(self) -> int:
-        """Return the index that the next reserved round will have, by all that is on disk now.
+        """Return the next reserved round's index, by all that is on disk now.
 
-        An index that was reserved and never committed is not used again.
+        An index reserved and never committed is not used again.
 
         Raises:
             LedgerUnavailable: The entries can't be read.
@@ -239,25 +232,24 @@ class PrivacyLedger(SpentLedger):
         most: int | None = None,
         chosen: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Write down the group of every unit that has none yet, once and for all.
+        """Write down the group of every unit without one, for good.
 
         Without `chosen`, new units go in the order of their names, each to the group that lacks
         units most. Groups are public, and made from names alone.
 
         Args:
-            units: Lasting names of the units that are there.
-            most: Largest number of units in all; the plan's by default. One more would be a unit
-                under a second name.
-            chosen: The group of each unit, where owners have chosen. Units that are not in it get
-                none.
+            units: Lasting names of the units present.
+            most: Most units in all; the plan's by default. One more would be a unit under a second
+                name.
+            chosen: Each unit's group, where owners have chosen; units not in it get none.
 
         Returns:
             The group of every unit that has one.
 
         Raises:
-            LedgerUnavailable: It can't be written; then no client may take part.
-            ValueError: The plan has no groups, a name is not printable or repeats, or there are
-                more units than the plan declares.
+            LedgerUnavailable: It can't be written; no client may take part.
+            ValueError: The plan has no groups, a name repeats or is not printable, or there are
+                more than `most` units.
         """
         sampling, names = self.plan.sampling, sorted(units)
         if sampling.num_groups == 1:
@@ -292,13 +284,13 @@ class PrivacyLedger(SpentLedger):
         """Write a release other than a round to disk as spent, before it is made.
 
         Args:
-            what: A name for the entries, for instance `feature means`.
-            event: The event it is charged as; a plan that declared it has put budget aside for it.
+            what: Name in the entries, for instance `feature means`.
+            event: Its charge; a plan that declared it has put budget aside.
 
         Raises:
             PrivacyBudgetExhausted: It would exceed the budget, or was made as often as declared;
-                then nothing is written.
-            LedgerUnavailable: It can't be written; then nothing may be released.
+                nothing is written.
+            LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: The plan does not declare it, or the name is not printable.
         """
         require_printable(what)
@@ -329,14 +321,14 @@ class PrivacyLedger(SpentLedger):
     ) -> None:
         """Write down which hyper-parameters were chosen, how, and what pays for it.
 
-        While the ledger is opened with these settings alone, the privacy statement no longer lists
-        the choice among what is not covered.
+        While every opening has these settings, the privacy statement no longer lists the choice as
+        not covered.
 
         Args:
-            chosen: The settings that won, as overrides.
-            how: The way, in words for the privacy statement.
-            settings: Digest of all settings that the training is to be made with.
-            plan: The training's plan; it may differ from the ledger's in its `release` alone.
+            chosen: Winning settings, as overrides.
+            how: In words for the privacy statement.
+            settings: Digest of all the training's settings.
+            plan: Plan of the training; only its `release` may differ from the ledger's.
             paid: The committed release that was the choice; None if it saw no client's data.
 
         Raises:
@@ -363,12 +355,12 @@ class PrivacyLedger(SpentLedger):
             )
 
     def note_enforcement(self, reservation: Reservation, enforcement: Enforcement) -> None:
-        """Write down the enforcement of a round's promise at its nodes, as their answers showed.
+        """Write down how nodes enforce a round's promise, as their answers showed.
 
         A round without such an entry counts as `APP`.
 
         Args:
-            reservation: The round's reservation.
+            reservation: The round's.
             enforcement: The weakest of all nodes that may have been asked.
 
         Raises:
@@ -424,7 +416,7 @@ class PrivacyLedger(SpentLedger):
 
 
 def library_versions() -> dict[str, str]:
-    """Return the installed versions of the libraries on which a privacy number depends."""
+    """Return the installed versions of the libraries that a privacy number depends on."""
     versions = {"python": platform.python_version()}
     for name in _RECORDED_LIBRARIES:
         try:
@@ -454,7 +446,7 @@ def _require_same_plan(ledger: PrivacyLedger, plan: Plan) -> None:
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
-    """Return a plan's fields, with nested ones under names such as `secure_sum.bits`."""
+    """Return a plan's fields, nested ones under names such as `secure_sum.bits`."""
     flat: dict[str, Any] = {}
     for field, value in plan.to_dict().items():
         if isinstance(value, dict):

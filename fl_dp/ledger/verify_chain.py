@@ -1,17 +1,17 @@
-"""Verify the hash chain of a ledger, without fl-dp: for auditors who trust only what they read.
+"""Verify a ledger's hash chain without fl-dp, for auditors who trust only what they read.
 
     python verify_chain.py ledger.db /mnt/second-disk/site-a.heads privacy.json
 
-The first file is a ledger of a training or of a node, or the output of `fl-dp ledger LEDGER
---json`. Each further file, a witness or a privacy statement, records how far the ledger had come.
-One line gives the verdict, and the exit status is 0 only if all of it holds. This file needs
-Python's standard library alone, and can be copied to wherever the auditor works.
+The first file is a training's or a node's ledger, or the output of `fl-dp ledger LEDGER --json`.
+Each further file, a witness or privacy statement, records how far the ledger had come. One line
+gives the verdict; the exit status is 0 only if all of it holds. This file needs only Python's
+standard library, and can be copied to wherever the auditor works.
 
-Each entry's hash is SHA-256 over the hash before it (64 zeros before the first), its number and its
-text, with a line break between. So an entry that was changed, removed, inserted or moved shows. Two
-things can't show in a chain alone: an end that was cut off, and a chain that was rewritten as a
-whole. Both show against a witness or a statement that was stored elsewhere. This file does not
-check whether the entries make sense, or what epsilon they spend: `fl-dp ledger` does.
+Each entry's hash is SHA-256 over the previous hash (64 zeros before the first), its number and its
+text, with a line break between. So a changed, removed, inserted or moved entry shows. A chain alone
+can't show that its end was cut off, or that all of it was rewritten. A witness or statement stored
+elsewhere shows both. Whether the entries make sense, and what epsilon they spend, is not checked
+here: `fl-dp ledger` does that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NotVerified(Exception):
 
 
 def read_rows(ledger: Path) -> list[Row]:
-    """Return the entries of an SQLite file or of an export as JSON, unverified.
+    """Return the entries of an SQLite file or a JSON export, unverified.
 
     Raises:
         OSError: The file can't be read.
@@ -75,7 +75,7 @@ def verified_hashes(rows: Iterable[Row]) -> list[str]:
     """Recompute the chain and return the hash of each entry.
 
     Raises:
-        NotVerified: An entry does not fit; the text names the first. Or there is no entry.
+        NotVerified: No entry, or one that does not fit; the text names the first.
     """
     hashes = ["0" * 64]
     for sequence, payload, written in rows:
@@ -116,7 +116,7 @@ def require_heads(hashes: list[str], heads: list[Head], file: Path) -> None:
     """Check that a chain holds each head.
 
     Raises:
-        NotVerified: Its end was cut off, or an entry is another one.
+        NotVerified: Its end was cut off, or an entry differs.
     """
     for entries, hash in heads:
         if entries not in range(1, len(hashes) + 1):
@@ -126,11 +126,7 @@ def require_heads(hashes: list[str], heads: list[Head], file: Path) -> None:
 
 
 def verdict(ledger: Path, records: list[Path]) -> str:
-    """Return one line on what was verified.
-
-    Args:
-        ledger: The ledger's file.
-        records: Witnesses and privacy statements.
+    """Return one line on what was verified; `records` are witnesses and privacy statements.
 
     Raises:
         OSError: A file can't be read.

@@ -1,8 +1,8 @@
-"""Witnesses: a second place that notes how far a ledger has come, after each of its entries.
+"""Witnesses: a second place that notes how far a ledger has come, after each entry.
 
-An older copy of a ledger that is put back verifies as well as the newest one, and lacks what was
-spent since. A witness lies on another disk or in another database, and shows this at opening. It
-holds no name and no charge, only the number of entries and the last one's hash.
+An older copy that is put back verifies as well as the newest, and lacks what was spent since. A
+witness, on another disk or in another database, shows this at opening. It holds no name and no
+charge, only the number of entries and the last one's hash.
 
     >>> witness = witness_at("/mnt/second-disk/witness/site-a.heads")
     >>> with PrivacyLedger.open("ledger.db", plan, witness=witness) as ledger:
@@ -58,22 +58,22 @@ class Witness(ABC):
 
     @abstractmethod
     def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
-        """Note an anchor that the ledger has reached, unless there is a later one already.
+        """Note an anchor that the ledger has reached, unless a later one is noted.
 
         It is on disk when this returns. Nobody else reads or writes meanwhile: of two copies that
-        reach a point at the same time, one is refused, even if both wrote the same entry.
+        reach a point together, one is refused, even if both wrote the same entry.
 
         Args:
-            anchor: The anchor, noted once, by the process that wrote the entry.
-            hash_at: Returns the hash of an entry of the ledger up to there, by its number.
+            anchor: Noted once, by the process that wrote the entry.
+            hash_at: Returns an entry's hash by its number, up to there.
 
         Returns:
             The furthest anchor, which another process may have noted before.
 
         Raises:
-            LedgerCorrupted: Another process has noted that anchor, or the ledger lacks the furthest
-                one noted before it.
-            LedgerUnavailable: The witness can't be read or written.
+            LedgerCorrupted: Another process noted that anchor, or the ledger lacks the furthest one
+                noted before.
+            LedgerUnavailable: It can't be read or written.
         """
 
     def _furthest(
@@ -82,7 +82,7 @@ class Witness(ABC):
         reached: LedgerAnchor,
         hash_at: Callable[[int], str],
     ) -> LedgerAnchor:
-        """Return the furthest anchor: `reached` itself if it is beyond all that were noted."""
+        """Return the furthest anchor: `reached` itself if it is beyond all noted ones."""
         if not noted:
             return reached
         last = max(noted, key=lambda anchor: anchor.entries)
@@ -98,7 +98,7 @@ class Witness(ABC):
         return reached
 
     def require_apart(self, ledger: Path | None) -> None:
-        """Refuse a location that is put back together with the ledger; only a file can be one.
+        """Refuse a location that would be put back with the ledger; only a file can be.
 
         Raises:
             ValueError: It lies in the ledger's own folder.
@@ -107,19 +107,18 @@ class Witness(ABC):
 
 
 class FileWitness(Witness):
-    """A file with one line of JSON for each entry, which only grows."""
+    """A file that only grows, one line of JSON per entry."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file; the first note creates it.
+        """Name the file, by an absolute path on another disk or share than the ledger.
 
-        Args:
-            path: An absolute path on another disk or share than the ledger.
+        The first note creates it.
         """
         self._path = path
         self.location = str(path)
 
     def anchors(self) -> list[LedgerAnchor]:
-        """Return the anchors of all lines, in their order."""
+        """Return the anchors of all lines, in order."""
         # A missing folder is a disk that is not mounted: an empty witness would look the same.
         if not self._path.parent.is_dir():
             raise self._unavailable("its folder is not there; is its disk mounted?")
@@ -178,18 +177,15 @@ class TableWitness(Witness):
     """A table `ledger_heads` in a PostgreSQL database, one ledger per database or schema."""
 
     def __init__(self, url: str) -> None:
-        """Name the database.
-
-        Args:
-            url: A URL such as `postgresql+psycopg://user@host/database`.
+        """Name the database, for example `postgresql+psycopg://user@host/database`.
 
         Raises:
-            ValueError: It is the URL of another kind of database.
+            ValueError: It is another kind of database.
         """
         self._engine, self.location = postgresql_engine(url, writable=True)
 
     def anchors(self) -> list[LedgerAnchor]:
-        """Return the anchors of all rows, in their order."""
+        """Return the anchors of all rows, in order."""
         try:
             with self._engine.begin() as connection:
                 if not sa.inspect(connection).has_table(_TABLE.name):
@@ -222,10 +218,10 @@ class TableWitness(Witness):
 
 
 def witness_at(location: str | Path) -> Witness:
-    """Return the witness at a location: a file, or a PostgreSQL database.
+    """Return the witness in a file or a PostgreSQL database.
 
     Args:
-        location: An absolute path, or a URL such as `postgresql+psycopg://user@host/database`.
+        location: Absolute path, or URL such as `postgresql+psycopg://user@host/database`.
 
     Raises:
         ValueError: The path is relative, or the URL is of another database.

@@ -38,8 +38,8 @@ def plan_from_dict(document: Mapping[str, Any]) -> Plan:
     """Return the plan that `Plan.to_dict` described.
 
     Raises:
-        ValueError: If the kind or a field is unknown to this version, a field is out of range, or
-            the slack does not follow from the fields.
+        ValueError: The kind or a field is unknown to this version, a field is out of range, or the
+            slack does not follow from the fields.
     """
     values = dict(document)
     slack = values.pop("slack", 0.0)  # follows from the rest

@@ -15,7 +15,7 @@ from .server_noise import ServerNoisePlan
 
 @dataclass(frozen=True, kw_only=True)
 class BufferedPlan(ServerNoisePlan):
-    """A buffer that is released, with noise at the server, whenever it is full.
+    """A buffer released, with noise at the server, whenever it is full.
 
     Privacy: as of `CentralPlan`, for one client, against an adversary who sees the participants.
     The time at which an answer arrives is assumed not to depend on data.

@@ -46,8 +46,8 @@ class CentralPlan(ServerNoisePlan):
     Attributes:
         sampling: Law of each cohort.
         schedule: Change of the noise over the rounds, declared beforehand.
-        unit: `client`, or `record`. One record of a client moves its update by up to twice the
-            clipping norm, hence under replace-one neighbours.
+        unit: `client`, or `record`. One record moves its client's update by up to twice the
+            clipping norm, hence replace-one neighbours.
         Others: See `ServerNoisePlan`, `Release` (total_weight) and `Hosting`.
     """
 
@@ -62,7 +62,7 @@ class CentralPlan(ServerNoisePlan):
 
     @property
     def release(self) -> Release:
-        """The release of a round."""
+        """A round's release."""
         return replace(super().release, total_weight=self.total_weight)
 
     @property
@@ -71,7 +71,7 @@ class CentralPlan(ServerNoisePlan):
         return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
-        """Refuse a law that is not charged for these neighbours, or not drawn by these nodes."""
+        """Refuse a law that does not go with these neighbours, schedule or nodes."""
         require_distant_records(self)
         law = self.sampling
         if law.least_separation > 1 and self.schedule != _CONSTANT:
@@ -84,7 +84,7 @@ class CentralPlan(ServerNoisePlan):
             self._check_nodes()
 
     def _check_nodes(self) -> None:
-        """Refuse options that a node that sums its units can't keep."""
+        """Refuse options that nodes with sums can't keep."""
         law = self.sampling
         if self.neighboring_relation is _ADD_OR_REMOVE:
             raise IncompatibleOptions(

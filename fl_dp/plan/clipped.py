@@ -14,13 +14,13 @@ from .release import Release
 
 @dataclass(frozen=True, kw_only=True)
 class RuleClippedPlan(Plan):
-    """A kind whose updates are bounded by any rule, and which may release metrics beside them.
+    """A kind that bounds updates by any rule, and may release metrics beside them.
 
     Attributes:
-        clipping: Rule that bounds one client's update.
-        metrics: Metrics of the clients that each round releases; see `Release`.
-        scalar_noise_std: Standard deviation of the noise on each metric and on the bits of adaptive
-            clipping; see `Release`.
+        clipping: Bounds one client's update.
+        metrics: Clients' metrics that each round releases; see `Release`.
+        scalar_noise_std: Noise standard deviation on the sum of each metric and of adaptive
+            clipping's bits; see `Release`.
         Others: See `Plan`.
     """
 
@@ -36,7 +36,7 @@ class RuleClippedPlan(Plan):
 
     @property
     def release(self) -> Release:
-        """The release of a round."""
+        """A round's release."""
         # Whether its noise is enough depends on the multiplier, which a draft does not have.
         scalar_noise_std = None if self.is_draft else self.scalar_noise_std
         return Release(
@@ -49,7 +49,7 @@ class RuleClippedPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class NormClippedPlan(Plan):
-    """A kind whose updates are bounded by one norm, the same in every round.
+    """A kind that bounds updates by one norm, the same in every round.
 
     Attributes:
         clipping: The norm.

@@ -1,7 +1,7 @@
-"""Noise at the server that later rounds partly subtract again.
+"""Noise at the server that later rounds partly subtract.
 
 A participation is charged as one Gaussian of the plan's multiplier, its effect on later rounds
-included: no round is affected by two participations of one unit, as these are at least as many
+included: two participations of one unit affect no common round, as they are at least as many
 indices apart as there are bands.
 
 Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
@@ -55,7 +55,7 @@ class CorrelatedPlan(ServerNoisePlan):
 
     @property
     def release(self) -> Release:
-        """The release of a round."""
+        """A round's release."""
         return replace(super().release, total_weight=self.total_weight)
 
     @property

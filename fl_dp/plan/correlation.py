@@ -1,4 +1,4 @@
-"""Noise that later rounds partly subtract: its coefficients, its conditions, and its description.
+"""Noise that later rounds partly subtract: its coefficients, conditions and description.
 
     >>> CorrelatedPlan(
     ...     budget=PrivacyBudget(epsilon=8.0, delta=1e-4),
@@ -38,7 +38,7 @@ class Banded(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If they are no such column, or float64 can't hold the sums.
+            ValueError: They are no such column, or float64 can't hold the sums.
         """
         super().__post_init__()
         _ = BandedStream(self.coefficients)  # checks itself
@@ -76,14 +76,14 @@ class Banded(Arguments):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what the promise does not cover."""
+        """What the promise does not cover."""
         return (
             "an intruder in the server's memory while it trains: the noise of "
             f"{self._earlier} before lies there, and opens as many sums that were released",
         )
 
     def check(self, sampling: Sampling) -> None:
-        """Refuse more bands than there are rounds from one participation of a client to the next.
+        """Refuse more bands than rounds from one participation of a client to the next.
 
         Raises:
             OptionError: With what to write instead.

@@ -29,30 +29,30 @@ _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum(Arguments):
-    """Options of the secure sums of a training; None stands for the default.
+    """Options of a training's secure sums; None stands for the default.
 
     Attributes:
         least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
         colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes, 2 up
             to 20, 5 up to 200, 10 above; of a sum, and in a plan with a roster of all nodes.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
-            else 40, and 60 from 500 on.
+            else 40, or 60 from 500 on.
         threshold: Members who can open a sum together; default: 80 % of the committee, or more
             where that many may collude.
-        degree: Even number of neighbours that a client shares masks with; default: all up to 64
-            nodes, else 20 up to 200 and 40 above, twice as many where over 10 % may drop out.
+        degree: Even number of a client's neighbours in masks; default: all up to 64 nodes, else 20
+            up to 200 and 40 above, twice as many where over 10 % may drop out.
         bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
             need more bits are rotated, and then cut.
         element_cap: Largest entry of one node's sum, in clipping norms; default: all that its units
-            can reach, or a quarter of it where that saves bits.
+            can reach, or a quarter where that saves bits.
         cross_check: Whether members agree on one set of repliers before they open: one more
             exchange, and a lying server opens no sum below `least`.
         roster: Whether owners' nodes know each other's identities from a file, which the promise
             against a lying server needs.
         reply_after: Seconds after which every node answers, so that its time does not show its
-            coins; needed with coins at the nodes below `sampling_rate=1`, and not used without.
-            None: as soon as it is ready.
-        max_parameters: Most coordinates of the model that the accounting's own error covers.
+            coins; needed with coins at the nodes below `sampling_rate=1`, unused without. None: as
+            soon as ready.
+        max_parameters: Most model coordinates that the accounting's own error covers.
     """
 
     least: int | None = None
@@ -71,7 +71,7 @@ class SecureSum(Arguments):
         """Validate what does not depend on the number of nodes.
 
         Raises:
-            ValueError: If a number is out of range.
+            ValueError: A number is out of range.
         """
         super().__post_init__()
         require_count(**{"secure_sum.max_parameters": self.max_parameters})
@@ -96,10 +96,10 @@ class SecureSum(Arguments):
         return replace(self, bits=32)
 
     def noise(self, nodes: int) -> SharedNoise:
-        """Return the shares, the committee and the masks of a sum of `nodes` nodes.
+        """Return the shares and the committee of a sum of `nodes` nodes.
 
         Raises:
-            ValueError: If too few shares of noise are certain to hide a client.
+            ValueError: A number is out of range, or a client would not be hidden.
         """
         if nodes < 3:
             raise ValueError(
@@ -129,7 +129,7 @@ class SecureSum(Arguments):
         )
 
     def neighbours(self, nodes: int) -> int:
-        """Return the number of neighbours that a client of `nodes` nodes shares masks with."""
+        """Return how many of `nodes` nodes are a client's neighbours in masks."""
         if self.degree is not None:
             return self.degree
         if nodes <= _MOST_EVERYBODY:
@@ -150,14 +150,13 @@ class DistributedNoise:
     """Gaussian noise in shares: each node adds one to its own values before they are masked.
 
     A noise multiplier counts the shares that are certain to be in a sum and unknown to all
-    untrusted parties: with a roster of the nodes' identities against a server that lies, without
-    one against a server that follows the protocol.
+    untrusted parties: with a roster of identities against a server that lies, without one against a
+    server that follows the protocol.
 
     Attributes:
         nodes: Number of nodes of a sum.
         units_in_sum: Most units of one node in a sum; see `Hosting.most_drawn`.
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
-        secure_sum: Options of the sums.
     """
 
     nodes: int
@@ -169,8 +168,7 @@ class DistributedNoise:
         """Validate.
 
         Raises:
-            ValueError: If sums of these nodes would hide no client, the accounting's own error is
-                beyond what may be charged for it, or nodes would have to remember too much.
+            ValueError: The accounting's own error is beyond what may be charged for it.
         """
         if self.slack > _LARGEST_SLACK:
             raise OptionError(
@@ -182,7 +180,7 @@ class DistributedNoise:
 
     @cached_property
     def shares(self) -> SharedNoise:
-        """The numbers of nodes in a sum, and of certain shares of noise."""
+        """Numbers of nodes in a sum, and of certain shares of noise."""
         return self.secure_sum.noise(self.nodes)
 
     @property
@@ -192,7 +190,7 @@ class DistributedNoise:
 
     @property
     def releases(self) -> int:
-        """Number of sums in the accounting: the planned ones, and repetitions of failed ones."""
+        """Number of accounted sums: planned ones, and repetitions of failed ones."""
         return _ATTEMPTS * self.sums
 
     @cached_property
@@ -202,10 +200,10 @@ class DistributedNoise:
         return shared_noise_slack(self.releases, self.secure_sum.max_parameters, self.nodes)
 
     def event_budget(self, budget: PrivacyBudget) -> PrivacyBudget:
-        """Return the part of a budget that remains for the Gaussians that sums are charged as.
+        """Return what remains of a budget for the Gaussians that sums are charged as.
 
         Raises:
-            ValueError: If nothing remains.
+            ValueError: Nothing does.
         """
         return within_slack(budget, self.slack)
 
@@ -213,7 +211,8 @@ class DistributedNoise:
         """Return a round's sums on the integers of a secure sum.
 
         Raises:
-            ValueError: If the model is larger than the accounting covers, or bits are too few.
+            ValueError: The model is larger than the accounting covers, or bits or `reply_after` are
+                too few.
         """
         self._require_accounted("model", size)
         if self.secure_sum.reply_after is not None:
@@ -223,13 +222,13 @@ class DistributedNoise:
     def shared_statistic(
         self, mechanism: GaussianMechanism, size: int, *, units_per_node: int
     ) -> SharedBundle:
-        """Return the sum of a statistic on the integers of a secure sum.
+        """Return a statistic's sum on the integers of a secure sum.
 
-        Its coordinates are few, and one unit may fill one of them: words are as wide as possible,
-        and no entry is cut below what a node can reach. All units of a node take part.
+        Its coordinates are few, and one unit may fill one: words are as wide as possible, and no
+        entry is cut below what a node can reach. All units of a node take part.
 
         Raises:
-            ValueError: If there are more coordinates than the accounting covers.
+            ValueError: There are more coordinates than the accounting covers.
         """
         self._require_accounted("statistic", size)
         bundle = GaussianBundle(
@@ -253,13 +252,13 @@ class DistributedNoise:
     def noise_std(self, shared: SharedBundle) -> float:
         """Return the standard deviation of all nodes' noise on a statistic, in its own units.
 
-        It counts all shares, whoever replied: the number of replies stays secret.
+        All shares count, whoever replied: the number of replies stays secret.
         """
         (segment,) = shared.segments
         return shared.noise_scale * sqrt(self.nodes) / segment.scale
 
     def in_shares(self, shared: SharedBundle) -> str:
-        """Return the accuracy of a statistic, in words."""
+        """Return a statistic's accuracy, in words."""
         return (
             f"it comes in shares, of which {self.honest_shares} have to be enough: those of all "
             f"{self.nodes} nodes together have {self.noise_std(shared):.4g}"
@@ -278,7 +277,7 @@ class DistributedNoise:
     def check(
         self, bundle: GaussianBundle, *, units_in_sum: int, sums: int, num_clients: int
     ) -> None:
-        """Refuse sums that are not the plan's, and bits that are too few for the least noise.
+        """Refuse sums that are not the plan's, and too few bits for the least noise.
 
         Raises:
             ValueError: With what to write instead.
@@ -298,7 +297,7 @@ class DistributedNoise:
         self.shared_bundle(bundle, 1)
 
     def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
-        """Return the price of a round against an adversary who sees its released model alone.
+        """Return a round's price against an adversary who sees its released model alone.
 
         Then no share is known, and a server that follows the protocol opens no sum below `least`.
         """

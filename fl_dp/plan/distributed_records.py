@@ -23,13 +23,12 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     is DP-SGD on the union of all records; no node reveals its number of records.
 
     Attributes:
-        num_clients: Number of clients with records, each a node.
+        num_clients: Clients with records, each a node.
         num_records: Approximate number of all records: the divisor, which the contribution check
             compares with a noisy count.
         max_records: Most records of one client; public.
-        sampling: Coins of each record in each round, which its node flips; by default all take
-            part.
-        clipping: L2 bound on the gradient of one record.
+        sampling: Each record's coins in each round, flipped by its node; by default all take part.
+        clipping: L2 bound on one record's gradient.
         Others: See `SharedNoisePlan`.
     """
 
@@ -60,7 +59,7 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
         return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
 
     def check(self) -> None:
-        """Refuse a training without records, and a cap: no ledger counts rounds of a record."""
+        """Refuse a training without records, and a cap: no ledger counts a record's rounds."""
         require_count(num_records=self.num_records)
         super().check()
         self.sampling.require_uncapped(

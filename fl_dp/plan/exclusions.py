@@ -1,8 +1,8 @@
 """Options that can't be combined with a kind of plan: one row each, with the reason.
 
-Options that a kind can't have have no field in it. These rows are about a plan and a strategy's
-other options: the selection, the weights, DP-SGD inside clients, and the encoding of updates. The
-guide's table is written from the same rows.
+Options that a kind can't have are no fields of it. These rows are about a strategy's other options:
+selection, weights, DP-SGD inside clients, and encoding of updates. The guide's table is written
+from them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PLAIN = CompressionOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of a training, as far as rules depend on them; see also `DPFedAvg`.
+    """A training's options, as far as rules depend on them; see also `DPFedAvg`.
 
     Attributes:
-        utility: Name of the utility that the selection asks clients for, if any.
+        utility: Utility that the selection asks clients for, if any.
         charged_unit: Unit of the selection's own releases, `client` or `record`.
         looks_at_norms: Whether the selection reads each update's norm.
-        draws_cohorts: Whether the selection is more than coins, so that it has to be asked.
+        draws_cohorts: Whether the selection is more than coins, and must be asked.
         dp_sgd: Whether clients train by DP-SGD.
     """
 

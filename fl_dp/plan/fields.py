@@ -1,4 +1,4 @@
-"""Fields of a plan that were written without knowing its kind, as settings are."""
+"""Fields of a plan written without knowing its kind, as settings are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .plan import Plan
 
 
 def plan_of(kind: type[Plan], values: Mapping[str, Any]) -> Plan:
-    """Return a plan of a kind, if all values mean something for that kind.
+    """Return a plan of a kind, if all values mean something for it.
 
     Raises:
-        TypeError: If a field is of the wrong type, or missing.
-        ValueError: If a kind has no such field, or a value is out of range.
+        TypeError: A field is missing or of the wrong type.
+        ValueError: The kind has no such field, or a value is out of range.
     """
     names = {field.name for field in fields(kind)}
     for name in values:

@@ -1,4 +1,4 @@
-"""Public groups of clients with budgets of their own, each at the rate that spends its own.
+"""Public groups of clients with their own budgets, each at the rate that spends its own.
 
 Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for DP-SGD".
 """
@@ -23,8 +23,8 @@ class GroupedPlan(ServerNoisePlan):
     Privacy: as of `CentralPlan`, for one client, by the budget of its group. Groups are public.
 
     Attributes:
-        sampling: Budgets, shares and rates of the groups; `calibrated` finds the rates, and keeps
-            their mean. `budget` has the largest epsilon of them.
+        sampling: The groups' budgets, shares and rates; `calibrated` finds the rates, and keeps
+            their mean. `budget` has their largest epsilon.
         Others: See `ServerNoisePlan`.
     """
 

@@ -1,7 +1,7 @@
 """Hosting of privacy units: how many a node has, and which party flips their coins.
 
-A unit is a client, or a record whose node adds up the clipped gradients of its own: one sum over
-all nodes is then one step of DP-SGD on the union of their records.
+A unit is a client, or a record. A node adds up its records' clipped gradients: one sum over all
+nodes is then one step of DP-SGD on the union of their records.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Hosting:
     """The distribution of privacy units over Flower's nodes.
 
     Attributes:
-        units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
-            sum of its units' clipped updates, and is trusted to clip them.
-        coins_at_nodes: Whether each node flips the coins of its own units and keeps their number
-            secret; it is trusted with them.
-        nodes: Number of nodes where units are records: a unit is then the gradient of one record,
-            and a node keeps its number of records secret, up to `units_per_node`. None: units are
+        units_per_node: Most units of a node. Above 1, a node answers with the sum of its units'
+            clipped updates, and is trusted to clip them.
+        coins_at_nodes: Whether each node flips its own units' coins and keeps their number secret;
+            it is trusted with them.
+        nodes: Number of nodes where units are records: an update is then one record's gradient, and
+            a node keeps its number of records secret, up to `units_per_node`. None: units are
             clients, on as many nodes as needed.
     """
 
@@ -35,7 +35,7 @@ class Hosting:
         """Validate.
 
         Raises:
-            ValueError: If a node is to host no unit.
+            ValueError: There is no node, or none of its units.
         """
         if self.units_per_node < 1:
             raise OptionError(f"{self.limit} must be at least 1, got {self.units_per_node}")
@@ -44,12 +44,12 @@ class Hosting:
 
     @property
     def of_records(self) -> bool:
-        """Whether a unit is one record, and its update the gradient of that record."""
+        """Whether a unit is one record, and its update that record's gradient."""
         return self.nodes is not None
 
     @property
     def limit(self) -> str:
-        """Name of the option for the most units of a node."""
+        """Option for the most units of a node."""
         return "max_records" if self.of_records else "units_per_node"
 
     @property
@@ -67,9 +67,9 @@ class Hosting:
         return -(-units // self.units_per_node) if self.nodes is None else self.nodes
 
     def most_drawn(self, sampling: Sampling) -> int:
-        """Return the most units of one node in a round, except with a probability below 1e-8.
+        """Return the most units of one node in a round, except with probability below 1e-8.
 
-        Only the range of a sum depends on it: a larger sum is cut.
+        Only a sum's range depends on it: a larger sum is cut.
         """
         if not self.coins_at_nodes or sampling.coin_rate is None:
             return self.units_per_node

@@ -36,10 +36,10 @@ class LocalPlan(NormClippedPlan):
 
     Attributes:
         clipping: Bound on one client's update, of the scheme's norm.
-        scheme: Noise scheme of a client: a name of `fl_dp.mechanisms.schemes.SCHEMES`.
+        scheme: A client's noise, by a name of `fl_dp.mechanisms.schemes.SCHEMES`.
             `noise_multiplier` is that of one client's own noise.
-        sampling: All clients, a visible cohort, or public groups with budgets of their own, whose
-            clients add their own noise in every round; `budget` has the largest of them.
+        sampling: All clients, a visible cohort, or public groups with their own budgets, whose
+            clients add their own noise in every round; `budget` has the largest.
         schedule: Change of the noise over the rounds, declared beforehand.
         unit: `client`, or `record`; see `CentralPlan`.
         Others: See `Plan`.
@@ -111,7 +111,7 @@ class LocalPlan(NormClippedPlan):
         return self.scheme_of(noise_multiplier).event()
 
     def noise_of_mean(self, noise_multiplier: float) -> float:
-        """Return the noise of all messages, each weighted by the inverse of its variance."""
+        """Return the noise of all messages, each weighted by its inverse variance."""
         return self.scheme_of(noise_multiplier).noise_std / math.sqrt(self.denominator)
 
     def calibrated(self) -> Self:

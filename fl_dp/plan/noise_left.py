@@ -1,14 +1,14 @@
-"""The noise of a training beside what it may teach: whether a model can learn at all.
+"""A training's noise beside what it may teach: whether a model can learn at all.
 
     >>> left = noise_left(plan, size=11_181_642)
     >>> left.in_words
     'Error of the released sum: standard deviation 0.12 on each coordinate of a round's mean, ...'
 
-Gaussian noise of standard deviation s on d numbers has length s sqrt(d), roughly. Over T rounds the
-lengths of independent noise add up by their squares, to sqrt(T) times that. The updates add up to
-at most T times the clipping norm C: if every mean is that long, and all point the same way. So the
-ratio of the two sums is the best case of every training, whatever the data. At ratio r the clients
-have a share `1 / (1 + r^2)` of the squared length of the model's change.
+Gaussian noise of standard deviation s on d numbers has length s sqrt(d), roughly. Over T rounds,
+lengths of independent noise add up by squares, to sqrt(T) times that. The updates add up to at most
+T times the clipping norm C: if every mean is that long, and all point the same way. So the ratio of
+the two sums is every training's best case, whatever the data. At ratio r, clients have a share
+`1 / (1 + r^2)` of the squared length of the model's change.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class NoiseLeft:
     Attributes:
         size: Number of trained parameters.
         releases: Number of rounds, or of steps of DP-SGD.
-        of_one: Length of the noise on the mean of one of them, root mean square over all.
+        of_one: Length of the noise on one's mean, root mean square over all.
         of_all: Length of the noise on the sum of their means.
-        longest: Largest length of one mean: the clipping norm of the first round.
+        longest: Largest length of one mean: the first round's clipping norm.
         step: `round`, or `step`.
     """
 
@@ -54,7 +54,7 @@ class NoiseLeft:
 
     @property
     def ratio(self) -> float:
-        """Length of the noise on the sum of all means, over the largest length of that sum."""
+        """Length of the noise on the sum of all means, over that sum's largest length."""
         return self.of_all / (self.releases * self.longest)
 
     @property
@@ -69,7 +69,7 @@ class NoiseLeft:
 
     @property
     def in_words(self) -> str:
-        """The error of the released sum, and its length beside the longest sum of all means."""
+        """The released sum's error, and its length beside the longest sum of all means."""
         return (
             f"Error of the released sum: standard deviation {self.std_of_one:.3g} on each "
             f"coordinate of a {self.step}'s mean, {self.std_of_all:.3g} on the total of "
@@ -88,7 +88,7 @@ class NoiseLeft:
 
     @property
     def warning(self) -> str | None:
-        """Warning with advice, where noise hides all that could be learned; else None."""
+        """Advice where noise hides all that could be learned; else None."""
         if self.ratio < HOPELESS:
             return None
         return (
@@ -131,11 +131,11 @@ def noise_left_of_records(
     """Return the noise of DP-SGD at clients beside gradients, on the mean over a round's clients.
 
     Args:
-        plan: Plan of DP-SGD.
-        size: Number of trained parameters.
-        batch_size: Public constant that the sum of a step is divided by.
-        clients: Number of clients whose models a round averages.
-        rounds: Number of rounds of the training.
+        plan: The clients' plan.
+        size: Trained parameters.
+        batch_size: Public divisor of a step's sum.
+        clients: Clients whose models a round averages.
+        rounds: Rounds of the training.
     """
     std = plan.noise_multiplier * plan.clipping_norm / batch_size / math.sqrt(clients)
     of_one, releases = math.sqrt(size) * std, rounds * plan.steps

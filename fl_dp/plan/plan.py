@@ -1,8 +1,8 @@
 """The questions that every kind of plan answers, and the common part of all kinds.
 
-A kind is one frozen dataclass in one file, with only the fields that mean something for it. The
-same object returns both the mechanism of a round's noise and the event that charges for it, so that
-the accounting can't differ from what runs.
+A kind is one frozen dataclass in one file, with only fields that mean something for it. One object
+returns both a round's noise mechanism and the event that charges for it: the accounting can't
+differ from what runs.
 
     >>> plan = CentralPlan(
     ...     budget=PrivacyBudget(epsilon=2.0, delta=200**-1.1),
@@ -82,17 +82,17 @@ ITEMS_OF_SEVERAL_RECORDS = (
 class Plan(Arguments, ABC):
     """The releases of a training, their number, and their price.
 
-    A plan without its noise multiplier is a draft: errors show at once, and `calibrated` finds the
-    noise. A draft can't release anything.
+    A plan without noise multiplier is a draft: errors show at once, `calibrated` finds the noise,
+    and nothing can be released.
 
     Attributes:
-        budget: The budget, which is never exceeded, whatever happens to the rounds.
+        budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of planned models; 0 for a plan of `other_releases` alone.
-        num_clients: Number of clients of the declared roster; public.
+        num_clients: Clients of the declared roster; public.
         neighboring_relation: Defines which populations are neighbours.
         other_releases: Other releases under this budget, such as private statistics.
-        contribution_check: Whether each round also releases a noisy number of the units that
-            contribute; see `Release`.
+        contribution_check: Whether each round also releases a noisy number of contributing units;
+            see `Release`.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
             least noise. NaN: still to be calibrated.
     """
@@ -130,7 +130,7 @@ class Plan(Arguments, ABC):
 
     @property
     def num_units(self) -> int:
-        """Number of units of the declared roster."""
+        """Units of the declared roster."""
         return self.num_clients
 
     @property
@@ -145,7 +145,7 @@ class Plan(Arguments, ABC):
 
     @property
     def coefficients(self) -> tuple[int, ...] | None:
-        """Coefficients of noise that is correlated over rounds; None for independent noise."""
+        """Coefficients of noise correlated over rounds; None: independent noise."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class Plan(Arguments, ABC):
 
     @property
     def slack(self) -> float:
-        """Lambda: a bound on the difference of all releases' log-ratios from those of their events.
+        """Lambda: a bound on the difference of all releases' log-ratios from their events'.
 
         A promise is larger than its events' by `2 lambda` in epsilon and `e^lambda` in delta.
         """
@@ -176,7 +176,7 @@ class Plan(Arguments, ABC):
     @property
     @abstractmethod
     def release(self) -> Release:
-        """The release of a round."""
+        """A round's release."""
 
     @property
     @abstractmethod
@@ -186,25 +186,25 @@ class Plan(Arguments, ABC):
     @property
     @abstractmethod
     def adversary(self) -> str:
-        """The adversary of the promise, in words."""
+        """The promise's adversary, in words."""
 
     @property
     @abstractmethod
     def trusted(self) -> str:
-        """The trusted parties, and what they are trusted with, in words."""
+        """The trusted parties, and with what, in words."""
 
     def trusted_behind_gates(self) -> str:
-        """Return the trusted parties where each node is behind its owner's gate, in words."""
+        """Return the same where each node is behind its owner's gate."""
         return self.trusted
 
     @property
     @abstractmethod
     def mechanism(self) -> str:
-        """The mechanism of a round, in words."""
+        """A round's mechanism, in words."""
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what the promise does not cover because of its kind."""
+        """What the promise does not cover because of its kind, in sentences."""
         return ()
 
     @abstractmethod
@@ -221,8 +221,8 @@ class Plan(Arguments, ABC):
         """Validate.
 
         Raises:
-            TypeError: If a field has a value of the wrong type.
-            ValueError: If a field is out of range, or does not fit another.
+            TypeError: A value has the wrong type.
+            ValueError: A field is out of range, or does not fit another.
         """
         self._check_law()
         read_fields(self, but=["clipping", "sampling"])  # the rules and laws of the kind
@@ -266,11 +266,10 @@ class Plan(Arguments, ABC):
     def calibrated(self) -> Self:
         """Return the plan with the least noise at which everything planned fits the budget.
 
-        Above epsilon 100 it uses bounds in closed form, which are fast and ask for a little more
-        noise than necessary.
+        Above epsilon 100, fast bounds in closed form ask for a little more noise than necessary.
 
         Raises:
-            ValueError: If the budget can't be reached, or another field needs more noise.
+            ValueError: The budget can't be reached, or another field needs more noise.
         """
         return replace(self, noise_multiplier=self.multiplier_for(self.event_budget.epsilon))
 
@@ -278,7 +277,7 @@ class Plan(Arguments, ABC):
         """Return the least noise multiplier whose planned events spend an epsilon.
 
         Raises:
-            ValueError: If no noise does.
+            ValueError: No noise does.
         """
         return calibrate_noise(
             self.rounds_at,
@@ -290,7 +289,7 @@ class Plan(Arguments, ABC):
         )
 
     def with_spent_budget(self) -> Self:
-        """Return the plan with the budget that its own noise spends."""
+        """Return the plan with the budget that its noise spends."""
         spends = max(self.tight_epsilon(self.history) * (1.0 + _MARGIN), _LEAST_BUDGET)
         return replace(self, budget=replace(self.budget, epsilon=spends))
 
@@ -298,7 +297,7 @@ class Plan(Arguments, ABC):
         """Return the plan itself, if everything planned fits its budget.
 
         Raises:
-            ValueError: If it does not, with the rounds that would.
+            ValueError: It does not; names the rounds that would.
         """
         spends, most = self.tight_epsilon(self.history), self.budget.epsilon
         if spends <= most:
@@ -315,7 +314,7 @@ class Plan(Arguments, ABC):
         """Return the plan with another bound on updates, which no charge depends on.
 
         Raises:
-            ValueError: If this kind has no such rule.
+            ValueError: This kind has no such rule.
         """
         changed: dict[str, Any] = {"clipping": clipping}
         return replace(self, **changed)
@@ -327,29 +326,29 @@ class Plan(Arguments, ABC):
 
     @property
     def sampling_rate(self) -> float:
-        """The expected share of the roster in a round."""
+        """Expected share of the roster in a round."""
         return self.expected_cohort / self.num_units
 
     @property
     def expected_cohort(self) -> float:
-        """The public constant that stands for the size of a cohort."""
+        """Public constant that stands for a cohort's size."""
         return self.sampling.expected_cohort(self.num_units)
 
     @property
     def expected_weight(self) -> float:
-        """Expected sum of weights of a cohort; see `Sampling.expected_weight`."""
+        """Expected sum of a cohort's weights; see `Sampling.expected_weight`."""
         return self.sampling.expected_weight(self.num_units)
 
     @property
     def denominator(self) -> float:
-        """The public constant that a round's sum is divided by; see `Release.denominator`."""
+        """Public divisor of a round's sum; see `Release.denominator`."""
         return self.release.denominator(self.expected_weight, self.num_units)
 
     def noise_of_mean(self, noise_multiplier: float) -> float:
-        """Return the standard deviation of the noise on each coordinate of a round's mean.
+        """Return the noise standard deviation on each coordinate of a round's mean.
 
-        It counts the noise of all parties, also where the charge does not. Correlated noise is that
-        of one participation (`noise_left` knows its sum).
+        It counts all parties' noise, even where the charge does not. Correlated noise is that of
+        one participation (`noise_left` knows its sum).
         """
         return noise_multiplier * self.clipping_norm / self.denominator
 
@@ -367,16 +366,16 @@ class Plan(Arguments, ABC):
         return self.charged_of(self.rounds)
 
     def charged_of(self, reserved: int) -> int:
-        """Return the most rounds, of `reserved` ones, that one client is charged for.
+        """Return the most of `reserved` rounds that one client is charged for.
 
-        A participation cap limits them; where clients take turns, so does the number of turns.
+        A participation cap limits them, and so do turns, where clients take them.
         """
         return self.sampling.turns(reserved)
 
     def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
-        """Return the most that a round adds to the charge of one client.
+        """Return the most that a round adds to one client's charge.
 
-        Under a participation cap it is a round of the least noise, whatever its own: it is unknown
+        Under a participation cap, a round of the least noise, whatever its own: it is unknown
         beforehand which rounds fill a client's cap.
         """
         if self.sampling.cap is None:
@@ -387,7 +386,7 @@ class Plan(Arguments, ABC):
         """Return a round's part of a client's participation cap, in rounds of the least noise.
 
         Gaussians without sampling add up by their squared inverse multipliers, in any order and for
-        any adaptive choice, as each is a composition of smaller equal ones.
+        any adaptive choice, as each composes smaller equal ones.
         """
         if len(set(self.noise_multipliers)) <= 1:
             return 1.0
@@ -397,14 +396,14 @@ class Plan(Arguments, ABC):
         """Return the event that a round is charged as.
 
         Raises:
-            ValueError: If there is no such round.
+            ValueError: No such round.
         """
         if not 1 <= round <= self.rounds:
             raise ValueError(f"round {round} is not in the plan, which has {self.rounds}")
         return self.event_at(self.noise_multipliers[round - 1])
 
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        """Return the event that a round of that noise multiplier is charged as."""
+        """Return the event of a round of that noise multiplier."""
         return self.sampling.event(noise_multiplier, self.num_units)
 
     def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
@@ -433,12 +432,12 @@ class Plan(Arguments, ABC):
         clipping_norms: tuple[float, ...] | None = None,
         size: int = 1,
     ) -> GaussianBundle:
-        """Return the sums of a round of that noise multiplier, with their noise.
+        """Return a round's sums, with their noise.
 
         Args:
-            noise_multiplier: Noise multiplier of the round as a whole.
-            clipping_norms: Clipping norms of this round; by default the first round's.
-            size: Number of coordinates of the model, for the scale of correlated noise.
+            noise_multiplier: That of the round as a whole.
+            clipping_norms: This round's; by default the first round's.
+            size: Coordinates of the model, for the scale of correlated noise.
         """
         return self.release.bundle(
             noise_multiplier,
@@ -451,10 +450,10 @@ class Plan(Arguments, ABC):
         )
 
     def filter(self, *, room: float = 1.0) -> PrivacyFilter:
-        """Return the gate that every release of the plan has to pass, with nothing spent.
+        """Return the gate that every release must pass, with nothing spent.
 
-        Where groups have budgets of their own, it has to pass the gate of each. `room` is a factor
-        on the budget's epsilon.
+        Where groups have their own budgets, it must pass each one's gate. `room` is a factor on the
+        budget's epsilon.
         """
         law = self.sampling
         if not law.own_groups:
@@ -468,11 +467,11 @@ class Plan(Arguments, ABC):
         return OwnBudgetsFilter(gates)
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
-        """Return the gate of one budget, for all releases that are planned under it."""
+        """Return the gate of one budget, for all releases planned under it."""
         return DeclaredFilter(budget, history, neighboring_relation=self.neighboring_relation)
 
     def epsilon(self, history: History | None = None) -> EpsilonBounds:
-        """Return the epsilon of the releases together, by default of all planned ones."""
+        """Return the epsilon of releases together, by default of all planned ones."""
         releases = self.history if history is None else freeze(history)
         if not releases:
             return epsilon((), self.budget.delta)
@@ -481,7 +480,7 @@ class Plan(Arguments, ABC):
         return bounds.plus(2.0 * self.slack)
 
     def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group with a budget of its own, at most that budget."""
+        """Return `epsilon` for each group with its own budget, at most that budget."""
         releases = self.history if history is None else freeze(history)
         law = self.sampling
         bounds: list[EpsilonBounds] = []
@@ -491,7 +490,7 @@ class Plan(Arguments, ABC):
         return tuple(bounds)
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
-        """Return the smallest of the bounds of `epsilon` that every kind of event has."""
+        """Return the smallest bound of `epsilon` among those that every kind of event has."""
         releases = freeze(history)
         if not releases:
             return 0.0
@@ -514,14 +513,14 @@ class Plan(Arguments, ABC):
         """Return the plan as plain JSON values.
 
         Raises:
-            OptionError: If it is a draft.
+            OptionError: It is a draft.
         """
         self.require_noise()
         document: dict[str, Any] = encode(self)
         return document
 
     def _fitting_rounds(self) -> int | None:
-        """Return the number of rounds that fit the budget; None where their noise differs."""
+        """Return how many rounds fit the budget; None where their noise differs."""
         rounds = self.rounds_at(self.noise_multiplier)
         if len(rounds) != 1:
             return None  # fewer rounds would be other rounds
@@ -535,7 +534,7 @@ class Plan(Arguments, ABC):
         )
 
     def _check_relation(self) -> None:
-        """Refuse neighbours for which the law of cohorts is not charged."""
+        """Refuse neighbours for which the law is not charged."""
         if self.neighboring_relation not in self.sampling.relations:
             raise IncompatibleOptions(
                 f"{self.sampling} is charged on a public roster, and nothing is promised under "
@@ -543,7 +542,7 @@ class Plan(Arguments, ABC):
             )
 
     def _check_own_groups(self) -> None:
-        """Refuse a budget that is no group's, and other releases with the groups' rates."""
+        """Refuse a budget that is not the largest group's, and other releases like a group's."""
         law = self.sampling
         if not law.own_groups:
             return
@@ -610,8 +609,8 @@ def require_distant_records(plan: Plan) -> None:
     """Refuse units of one record under relations that charge less than twice the clipping norm.
 
     Raises:
-        OptionError: If the unit is neither a client nor a record.
-        IncompatibleOptions: If neighbours are not those that replace one.
+        OptionError: The unit is neither a client nor a record.
+        IncompatibleOptions: Neighbours do not replace one.
     """
     if plan.unit not in ("client", "record"):
         raise OptionError(f"unit must be one of client, record, got '{plan.unit}'")

@@ -1,4 +1,4 @@
-"""The plan of DP-SGD inside clients: the price of one client's records over the whole training.
+"""DP-SGD inside clients: the price of one client's records over the whole training.
 
     >>> plan = RecordPlan.calibrate(
     ...     PrivacyBudget(epsilon=2.0, delta=1e-5),
@@ -7,8 +7,8 @@
     >>> plan.noise_multiplier
     1.3...
 
-Records of different clients are different records, so the federation's epsilon is the largest of
-any client, not the sum.
+Clients hold different records, so the federation's epsilon is the largest of any client, not the
+sum.
 
 References:
     Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
@@ -38,7 +38,7 @@ _SMALLEST_NORM = 1e-10
 
 
 class RecordPlanArguments(TypedDict):
-    """Keywords of both constructors of a `RecordPlan`: its attributes but for budget and noise."""
+    """Keywords of both `RecordPlan` constructors: its attributes but budget and noise."""
 
     sampling_rate: float
     steps: int
@@ -57,20 +57,19 @@ class RecordPlan(Arguments):
     their number, reveal nothing of a record: neither is hidden, and neither amplifies.
 
     Attributes:
-        budget: The budget, which is never exceeded: a client whose ledger is spent contributes
-            nothing.
-        noise_multiplier: Noise standard deviation on the sum of clipped gradients of one step, over
+        budget: Never exceeded: a client whose ledger is spent contributes nothing.
+        noise_multiplier: Noise standard deviation on one step's sum of clipped gradients, over
             `clipping_norm`.
-        sampling_rate: Probability of each record in each step; the same public constant for all
-            clients, so that nothing depends on a client's number of records.
+        sampling_rate: Probability of each record in each step; one public constant for all clients,
+            so that nothing depends on a client's number of records.
         steps: Number of steps of one participation.
-        participations: Rounds of one client that the noise is planned for.
-        clipping_norm: L2 bound on the gradient of one record.
-        neighboring_relation: `zero-out` (a client's number of records is public), or
-            `add-or-remove-one` (it is not; the same numbers, but every client has to divide by a
-            public constant), or `replace-one`.
-        training: A name of the training that outlives restarts, by which clients' ledgers know how
-            much of the budget it has spent; empty: Flower's run is it.
+        participations: Planned rounds of one client.
+        clipping_norm: L2 bound on one record's gradient.
+        neighboring_relation: `zero-out` (a client's number of records is public),
+            `add-or-remove-one` (it is not; same numbers, but every client must divide by a public
+            constant), or `replace-one`.
+        training: Name that outlives restarts, by which clients' ledgers know what the training has
+            spent; empty: Flower's run.
     """
 
     budget: PrivacyBudget
@@ -86,7 +85,7 @@ class RecordPlan(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: A field is out of range.
         """
         super().__post_init__()
         _ = self.event  # checks noise and rate
@@ -104,7 +103,7 @@ class RecordPlan(Arguments):
         """Return the plan with the least noise at which all planned participations fit the budget.
 
         Raises:
-            ValueError: If an argument is out of range, or no noise is large enough.
+            ValueError: An argument is out of range, or no noise is large enough.
         """
         draft = cls(budget=budget, noise_multiplier=1.0, **options)
         noise_multiplier = calibrate_noise_multiplier(
@@ -128,7 +127,7 @@ class RecordPlan(Arguments):
         """Return the plan of a given noise; its budget is `max_epsilon`, or what the noise spends.
 
         Raises:
-            ValueError: If an argument is out of range.
+            ValueError: An argument is out of range.
         """
         placeholder = 1.0 if max_epsilon is None else max_epsilon
         budget = PrivacyBudget(epsilon=placeholder, delta=delta)
@@ -145,15 +144,15 @@ class RecordPlan(Arguments):
     def within(self, allowed: PrivacyBudget) -> Self:
         """Return the plan with enough noise for the same rounds to fit a smaller budget.
 
-        With it, a client whose owner allows less than the run asks for takes part in all of its
-        rounds, and not only until its budget is spent. The part of `allowed` above the plan's own
-        budget is not used.
+        So a client whose owner allows less than the run asks for takes part in all of its rounds,
+        not only until its budget is spent. What `allowed` has above the plan's own budget is not
+        used.
 
         Returns:
-            The plan itself if its noise is enough; never one with less noise.
+            The plan itself if `allowed` covers its budget; never one with less noise.
 
         Raises:
-            ValueError: If no noise fits the budget.
+            ValueError: No noise fits the budget.
         """
         own = self.budget
         budget = PrivacyBudget(
@@ -171,7 +170,7 @@ class RecordPlan(Arguments):
         )
 
     def epsilon(self, participations: int | None = None) -> EpsilonBounds:
-        """Return the epsilon of a client in `participations`, by default the planned ones."""
+        """Return a client's epsilon in `participations`, by default the planned ones."""
         count = self.participations if participations is None else participations
         return epsilon(
             {self.event: count * self.steps},

@@ -1,4 +1,4 @@
-"""The release of a round: a bounded mean over its cohort, and scalars beside it."""
+"""A round's release: a bounded mean over its cohort, and scalars beside it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ _TIMELY_COUNT = 0.75 / math.sqrt(4.0 * 2.0 * 20.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Bounds on updates, scalars that are released beside them, and the denominator of their sum.
+    """Bounds on updates, scalars released beside them, and the denominator of their sum.
 
     Attributes:
-        clipping: Rule that bounds one client's update.
-        metrics: Metrics of the clients that each round releases with the updates, at no charge of
-            their own: the updates get a little more noise instead.
-        scalar_noise_std: Standard deviation of the noise on the sum of each metric and of the bits
-            of adaptive clipping, both scaled to [-1/2, 1/2]. Default: 0.05 x expected cohort, or
-            more where that would add over 5 % to the updates' noise.
-        total_weight: Public sum of all clients' weights in [0, 1], from which the denominator is
-            computed (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
-        contribution_check: Whether each round also releases a noisy number of the units that
-            contribute, at no charge of its own: the updates get at most 1 % more noise, or up to 5
-            % where few clients or rounds would show a failure too late. A training without
-            contributions then ends early. With noise at the clients the server sees each message
-            anyway, and counts.
+        clipping: Bounds one client's update.
+        metrics: Clients' metrics that each round releases, at no charge of their own: the updates
+            get a little more noise instead.
+        scalar_noise_std: Noise standard deviation on the sum of each metric and of adaptive
+            clipping's bits, both scaled to [-1/2, 1/2]. Default: 0.05 x expected cohort, or more
+            where that would add over 5 % to the updates' noise.
+        total_weight: Public sum of all clients' weights in [0, 1], for the denominator (the
+            estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
+        contribution_check: Whether each round also releases a noisy number of contributing units,
+            at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
+            clients or rounds would show a failure too late. A training without contributions then
+            ends early. With noise at the clients, the server counts the messages it sees.
     """
 
     clipping: Clipping
@@ -58,7 +57,7 @@ class Release:
         """Validate.
 
         Raises:
-            TypeError: If the clipping is no rule.
+            TypeError: The clipping is no rule.
         """
         require_clipping(self.clipping)
 
@@ -66,7 +65,7 @@ class Release:
         """Refuse weights that no such roster has.
 
         Raises:
-            ValueError: If `total_weight` is above what `num_clients` clients can weigh.
+            ValueError: `total_weight` is not in (0, `num_clients`].
         """
         weight = self.total_weight
         if weight is not None and not 0.0 < weight <= num_clients:
@@ -96,9 +95,9 @@ class Release:
         coefficients: tuple[int, ...] | None = None,
         size: int = 1,
     ) -> GaussianBundle:
-        """Return the sums of a round, and the noise of each; see `Plan.bundle`.
+        """Return a round's sums, with each one's noise; see `Plan.bundle`.
 
-        `counted` is whether the number of contributions needs noise.
+        `counted`: whether the number of contributions needs noise.
         """
         bit = self.adaptive_clipping is not None
         scalars = int(bit) + len(self.metrics)
@@ -132,7 +131,7 @@ class Release:
 
 
 def _count_noise_std(noise_multiplier: float, expected_cohort: float, rounds: int) -> float:
-    """Return the noise on a round's number of contributions."""
+    """Return the noise standard deviation on a round's number of contributions."""
     timely = _TIMELY_COUNT * expected_cohort * math.sqrt(rounds)
     cheap, dearest = _CHEAP_COUNT * noise_multiplier, _DEAREST_COUNT * noise_multiplier
     return max(_CLEAR_COUNT * expected_cohort, min(cheap, max(timely, dearest)))

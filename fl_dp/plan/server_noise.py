@@ -19,7 +19,7 @@ _CLIPPING = {
 class ServerNoisePlan(RuleClippedPlan):
     """Gaussian noise that the server adds to a cohort's sums; the server is trusted.
 
-    Its fields are those of `RuleClippedPlan`.
+    Fields: see `RuleClippedPlan`.
     """
 
     noise_location: ClassVar[str] = "at the server"

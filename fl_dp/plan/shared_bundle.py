@@ -1,7 +1,7 @@
-"""The sums of a round under a secure sum: the clipping at nodes, and their values on integers.
+"""A round's sums under a secure sum: the clipping at nodes, and their values on integers.
 
-The words of a secure sum have few bits, which the sum's range and its noise share. A choice of bits
-and of the largest entry of one node fixes the grid: the finest at which no sum wraps around.
+A secure sum's words have few bits, which its range and its noise share. The bits and the largest
+entry of one node fix the grid: the finest at which no sum wraps around.
 
 On request, fewer bits than nodes' values need are enough: sums are rotated, so that few entries are
 large, and those are cut. That costs accuracy, never privacy.
@@ -39,8 +39,8 @@ class SharedBundle:
     (`SharedNoise.honest_shares`).
 
     Attributes:
-        bundle: The sums and the clipping of units; its own noise is not used.
-        share: The noise of each node, and the decoding of the sum.
+        bundle: Sums, and clipping of units; its own noise is not used.
+        share: Each node's noise, and the decoding of the sum.
         bits: Each coordinate is summed modulo 2^bits.
     """
 
@@ -50,7 +50,7 @@ class SharedBundle:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Segments of the coordinates: the updates, then each scalar of the bundle in its order."""
+        """Segments of the coordinates: the updates, then the bundle's scalars in order."""
         return self.share.segments
 
     @property
@@ -69,20 +69,20 @@ class SharedBundle:
         Args:
             updates: Sum of its units' clipped updates, in the updates' units, not in grid steps.
             scalars: Sums of its units' scalars, in the order and units of `scalar_values`.
-            rng: Source of the noise.
+            rng: Noise source.
         """
         values: list[ArrayLike] = [updates, *scalars]
         return self.share.encode(values, rng)
 
     def decode(self, total: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[float]]:
-        """Return the noisy sum of updates and those of scalars, in the units of `encode`."""
+        """Return the noisy sums of updates and of scalars, in the units of `encode`."""
         updates, *scalars = self.share.decode(total)
         return updates, [float(segment[0]) for segment in scalars]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordSize:
-    """Public numbers that fix the grid of a round.
+    """Public numbers that fix a round's grid.
 
     Attributes:
         noise: Numbers of nodes of a sum.
@@ -103,8 +103,8 @@ class WordSize:
         """Return the round on the finest grid at which no sum wraps around.
 
         Raises:
-            ValueError: If the grid would be so coarse that shares of noise are below two steps,
-                with the number of bits that is enough.
+            ValueError: The grid would be so coarse that shares of noise are below two steps; names
+                enough bits.
         """
         narrow = self.bits is not None
         candidates = (16, 20) if self.bits is None else (self.bits,)
@@ -125,7 +125,7 @@ class WordSize:
     def _fitting_share(
         self, bundle: GaussianBundle, size: int, bits: int, *, narrow: bool
     ) -> NoiseShare | None:
-        """Return the share that `bits` bits hold; None if there is none."""
+        """Return the share that `bits` bits hold; None: there is none."""
         caps = [(cap, False) for cap in self._caps]
         narrow = narrow and self.element_cap is None  # a given cap is the only one
         if narrow:
@@ -159,9 +159,9 @@ class WordSize:
         return low
 
     def _cut(self, bundle: GaussianBundle, size: int, bits: int) -> NoiseShare | None:
-        """Return the rotated share that is cut to the range that words have beside the least noise.
+        """Return the rotated share, cut to the range of words beside the least noise.
 
-        None if that is so little that even a sum no longer than its noise would be cut.
+        None if even a sum no longer than its noise would be cut.
         """
         nodes, cap = self.noise.cohort, 1.0
         share = self._share(bundle, size, LEAST_NOISE_SCALE, cap, rotated=True)
@@ -177,8 +177,8 @@ class WordSize:
     ) -> NoiseShare:
         """Return the share on the grid at which the whole has the bundle's multiplier.
 
-        Each sum has a grid of its own: with the same noise in steps, its multiplier is the bundle's
-        own for that sum, and the squares of their inverses add up in the same way.
+        Each sum has its own grid: with the same noise in steps, its multiplier is the bundle's for
+        that sum, and the squared inverses add up the same way.
         """
         share = self._of_steps(bundle, size, noise_scale, cap, rotated, 1.0)
         multiplier = shared_noise_multiplier(noise_scale, share.sensitivity, self.shares)
@@ -204,7 +204,7 @@ class WordSize:
         return NoiseShare(segments=tuple(segments), noise_scale=noise_scale, rotated=rotated)
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:
-        """Return an error for too few bits, with what to write instead."""
+        """Return the error for too few bits, with what to write instead."""
         tried = self.bits or 20
         instead = "a larger noise_multiplier"
         for bits in range(tried + 1, MOST_BITS + 1):

@@ -38,7 +38,6 @@ class SharedNoisePlan(Plan):
     """Noise in shares, one per node, on a sum that a committee of nodes opens.
 
     Attributes:
-        secure_sum: Options of the secure sums.
         schedule: Change of the noise over the rounds, declared beforehand.
         Others: See `Plan`.
     """
@@ -169,14 +168,14 @@ class SharedNoisePlan(Plan):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values, with lambda.
+        """Return plain JSON values, with lambda.
 
         A recomputation of epsilon without this package needs it.
         """
         return super().to_dict() | {"slack": self.slack}
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
-        """Return the gate for the declared releases, and no more sums than are accounted."""
+        """Return the gate for the declared releases, and at most the accounted sums."""
         return DeclaredFilter(
             self.noise.event_budget(budget),
             history,
@@ -196,10 +195,10 @@ class SharedNoisePlan(Plan):
         size: int,
         clipping_norms: tuple[float, ...] | None = None,
     ) -> SharedBundle:
-        """Return the sums of a round under a secure sum, with their noise; see `Plan.bundle`.
+        """Return a round's sums under a secure sum, with their noise; see `Plan.bundle`.
 
         Raises:
-            ValueError: If the model is larger than the accounting covers.
+            ValueError: See `DistributedNoise.shared_bundle`.
         """
         bundle = self.bundle(noise_multiplier, clipping_norms=clipping_norms)
         return self.noise.shared_bundle(bundle, size)
@@ -233,7 +232,7 @@ class SharedNoisePlan(Plan):
         _ = self.noise  # checks itself
 
     def check_noise(self) -> None:
-        """Refuse bits that are too few for the least noise; see `Plan.check_noise`."""
+        """Refuse too few bits for the least noise; see `Plan.check_noise`."""
         super().check_noise()
         self.noise.check(
             self.bundle(self.noise_multiplier),

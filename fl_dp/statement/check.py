@@ -30,14 +30,14 @@ _SHORT.maxstring = 60
 
 
 def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) -> int:
-    """Check that a ledger holds the entries behind a statement, and count the later ones.
+    """Check that a ledger holds a statement's entries, and count the later ones.
 
     Returns:
-        Number of entries that were added since: of a run that is going on, or was stopped.
+        Number of entries added since: of a run that goes on, or was stopped.
 
     Raises:
-        LedgerCorrupted: If the ledger's end was cut off, or it is another one.
-        ValueError: If the statement has no anchor.
+        LedgerCorrupted: The ledger's end was cut off, or it is another one.
+        ValueError: The statement has no anchor.
     """
     anchor = LedgerAnchor.from_statement(statement)
     if anchor is None:
@@ -47,18 +47,17 @@ def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) 
 
 
 def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, Any]) -> list[str]:
-    """Recompute a statement and name each field in which it differs.
+    """Recompute a statement and name each field that differs.
 
     The server's ledger does not record how often a client was asked (`records`, with DP-SGD inside
-    clients). That number is taken from the statement, and the numbers that follow from it are
-    compared.
+    clients). That number is taken from the statement, and what follows from it is compared.
 
     Returns:
         One line per difference; empty if all agree.
 
     Raises:
-        LedgerCorrupted: If the ledger does not hold the anchor.
-        ValueError: If the statement has no anchor.
+        LedgerCorrupted: The ledger does not hold the anchor.
+        ValueError: The statement has no anchor, or can't be read.
     """
     try:
         if ledger is None:
@@ -77,10 +76,10 @@ def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, An
 
 
 def statement_page(statement: Mapping[str, Any]) -> str:
-    """Return the page of a statement, as Markdown.
+    """Return a statement's page, as Markdown.
 
     Raises:
-        ValueError: If it can't be read.
+        ValueError: It can't be read.
     """
     has_ledger = LedgerAnchor.from_statement(statement) is not None
     kind = PrivacyStatement if has_ledger else RecordStatement
@@ -92,14 +91,14 @@ def read_statement(file: str | Path) -> dict[str, Any]:
     """Read a privacy statement as plain JSON values, for a comparison.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it is no JSON object.
+        OSError: It can't be read.
+        ValueError: It is no JSON object.
     """
     return read_json_object(file, "privacy statement")
 
 
 def _recomputed_record_statement(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statement of records that follows from a statement's parameters."""
+    """Recompute a statement of records from its parameters."""
     plan = RecordPlan(
         budget=PrivacyBudget(**stated["budget"]),
         noise_multiplier=stated["noise_multiplier"],

@@ -28,7 +28,7 @@ Row = tuple[str, str]
 
 @singledispatch
 def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise) -> str:
-    """Return the page of a statement, with that of its promise to records, if there is one."""
+    """Return a statement's page, with that of its promise to records, if any."""
     raise TypeError(f"a {type(statement).__name__} is no statement")
 
 
@@ -98,7 +98,7 @@ def _enforcement(statement: PrivacyStatement | RecordStatement) -> list[Row]:
 
 
 def _of_one_client(statement: PrivacyStatement) -> list[str]:
-    """Explain that the list of releases is shorter than the training, where a cap makes it so."""
+    """Explain a list of releases that a cap makes shorter than the training."""
     cap = statement.most_rounds
     if cap is None or cap >= statement.rounds:
         return []
@@ -171,7 +171,7 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
 
 
 def _failed(reason: str | None) -> str:
-    """Return the warning above a training that counts as failed; else an empty text."""
+    """Return a failed training's warning; else an empty text."""
     return "" if reason is None else f"> **This training failed.** {reason}.\n\n"
 
 
@@ -199,7 +199,7 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
 
 
 def _several_records(statement: Promise) -> list[Row]:
-    """Return the row for all records of one person, where the unit is a record."""
+    """Return the row for one person's records, where the unit is a record."""
     several = statement.epsilon_of_several
     if several is None:
         return []
@@ -211,7 +211,7 @@ def _several_records(statement: Promise) -> list[Row]:
 
 
 def _so_far(statement: PrivacyStatement) -> list[Row]:
-    """Return the row of the spent budget, where that is less than the promise."""
+    """Return the row of the spent budget, where it is less than the promise."""
     spent = statement.epsilon_so_far
     if not statement.releases or spent == statement.epsilon or not spent:
         return []
@@ -249,7 +249,7 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
 
 
 def _own_budgets(statement: PrivacyStatement) -> list[Row]:
-    """Return the row of groups with budgets of their own, if there are any."""
+    """Return the row of groups with their own budgets, if any."""
     groups: list[str] = []
     for group in statement.own_budgets or ():
         text = (
@@ -263,14 +263,14 @@ def _own_budgets(statement: PrivacyStatement) -> list[Row]:
 
 
 def _hyper_parameters(statement: PrivacyStatement) -> list[Row]:
-    """Return the row of the hyper-parameters' choice, where the statement covers it."""
+    """Return the row of the hyper-parameters' choice, if covered."""
     if statement.hyper_parameters is None:
         return []
     return [("hyper-parameters", statement.hyper_parameters)]
 
 
 def _shared(statement: Promise) -> list[Row]:
-    """Return the row of the shared parameters, where that is not the whole model."""
+    """Return the row of the shared parameters, if not the whole model."""
     if statement.shared_parameters is None:
         return []
     names = ", ".join(statement.shared_parameters)
@@ -283,7 +283,7 @@ def _shared(statement: Promise) -> list[Row]:
 
 
 def _public_inputs(statement: Promise) -> list[Row]:
-    """Return the row of public inputs, if there were any."""
+    """Return the row of public inputs, if any."""
     if statement.public_inputs is None:
         return []
     inputs = "; ".join(statement.public_inputs)

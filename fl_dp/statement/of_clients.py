@@ -20,10 +20,10 @@ from .words import figure_of, neighbours_in_words, not_covered_of
 def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     """Compute the statement from the ledger's entries alone.
 
-    With noise at the clients it has one number, which holds against the server. The sum of all
-    clients' noise gives no second number against those who see only the models: each message is
-    rounded to the model's floating-point type, and the sum of rounded Gaussians is as private as no
-    known Gaussian. The last bits of a sum reveal the binades of its terms, however large the noise.
+    With noise at the clients it has one number, which holds against the server. The sum of their
+    noise gives no second number against those who see only models: messages are rounded to the
+    model's floating-point type, and a sum of rounded Gaussians is as private as no known Gaussian.
+    A sum's last bits reveal its terms' binades, however large the noise.
     """
     plan = ledger.plan
     spent, promised = ledger.epsilon(), ledger.promise()
@@ -94,7 +94,7 @@ def _enforcement(ledger: SpentLedger) -> Enforcement | None:
 
 
 def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[str]:
-    """Return what the plan's kind does not cover, with the sentence for gates if there are any."""
+    """Return what the plan's kind does not cover, with the sentence for gates, if any."""
     another_app = {
         None: [ANOTHER_APP],
         Enforcement.COOPERATIVE: [AROUND_A_GATE],
@@ -132,7 +132,7 @@ def _sampling(plan: Plan) -> str:
 
 
 def _hyper_parameters(ledger: SpentLedger) -> str | None:
-    """Return how they were chosen; None where that is unknown, or the training used others."""
+    """Return how they were chosen; None: unknown, or the training used others."""
     choice = ledger.choice
     if choice is None or not ledger.trained_as_chosen:
         return None
@@ -141,7 +141,7 @@ def _hyper_parameters(ledger: SpentLedger) -> str | None:
 
 
 def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
-    """Return the promise to each group with a budget of its own; None without such groups."""
+    """Return the promise to each group with its own budget; None without such groups."""
     groups = zip(ledger.plan.sampling.own_groups, ledger.own_promises(), strict=True)
     promises: list[OwnPromise] = []
     for group, bounds in groups:
@@ -157,7 +157,7 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
 
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
-    """Return the promises of secure sums; None if the noise is not in shares."""
+    """Return the promises of secure sums; None: noise is not in shares."""
     plan, noise = ledger.plan, ledger.plan.noise
     if noise is None:
         return None

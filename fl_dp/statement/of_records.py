@@ -30,19 +30,19 @@ def record_statement(
     declared_gradients: str | None = None,
     enforcement: Enforcement | None = None,
 ) -> RecordStatement:
-    """Return the statement of a plan.
+    """Return a plan's statement.
 
-    Its epsilon is the maximum over clients, and no client reports its own: every client's ledger
-    refuses to exceed the budget, and the server knows how often it asked each client.
+    Its epsilon is the maximum over clients, and no client reports its own: each client's ledger
+    refuses to exceed the budget, and the server knows how often it asked each.
 
     Args:
-        plan: The plan that clients train by.
-        participations: The most that any client was asked to take part in this run; None: it is
-            unknown, and the budget bounds it.
-        num_clients: Number of clients of the roster.
+        plan: The clients' plan.
+        participations: The most that any client was asked to take part in this run; None: unknown,
+            and the budget bounds it.
+        num_clients: Clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
         declared_gradients: `hooks` or `ghost` where a run asks for them; see `RecordStatement`.
-        enforcement: Enforcement that all nodes reported that may have been asked; None if unknown.
+        enforcement: What all nodes that may have been asked reported; None: unknown.
     """
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget

@@ -21,29 +21,28 @@ class Promise:
     """Common part of all statements.
 
     Attributes:
-        delta: The delta of the promise.
         epsilon: Valid upper bounds by accountant.
-        quoted: The accountant whose bound is smallest; `none` if no bound is known.
+        quoted: Accountant of the smallest bound; `none` if no bound is known.
         epsilon_so_far: The same for the releases so far.
-        budget: The budget, agreed on before training.
+        budget: Agreed on before training.
         unit: The protected unit, in words.
         neighboring_relation: Defines which data are neighbours.
         adversary: What the adversary sees and knows.
-        trusted: The trusted parties, and what they are trusted with.
+        trusted: The trusted parties, and with what.
         mechanism: The noise, and the sum it is added to.
         rule: Rule that keeps the budget.
         insecure: Whether noise or coins came from a predictable source.
         not_covered: What is not promised, one sentence each, the gravest first.
-        versions: Versions of the libraries that computed the numbers.
-        second_figure: Epsilon of the same releases as dp-accounting computes it.
-        shared_parameters: Names of the parameters that left the nodes; None: all did. The others
-            are neither released nor covered.
+        versions: Of the libraries that computed the numbers.
+        second_figure: Epsilon of the same releases by dp-accounting.
+        shared_parameters: Parameters that left the nodes; None: all did. Others are neither
+            released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
             together, at the same delta. None for a number: no bound is known.
         public_inputs: Data that count as public: encoders, public records, first weights, rows held
             out of the own data to measure the model. Nothing is promised to their sources.
             None: there were none.
-        failure: Why the training counts as failed although it was charged; None if it does not.
+        failure: Why the training, although charged, counts as failed; None if it does not.
     """
 
     delta: float
@@ -85,7 +84,7 @@ class Promise:
         """Return the statement that `to_dict` wrote.
 
         Raises:
-            ValueError: If something is missing or is no part of a statement.
+            ValueError: Something is missing, or no part of a statement.
         """
         statement: Self = decode(cls, document, "privacy statement")
         return statement
@@ -101,10 +100,10 @@ class RecordStatement(Promise):
         noise_multiplier: Noise multiplier of each step.
         sampling_rate: Rate at which a step samples a client's records.
         clipping_norm: Bound on one record's gradient.
-        steps: Number of steps in one round of a client.
-        participations: The most rounds that any client was asked for; None if that is unknown.
-        participations_planned: Rounds of one client that the noise is calibrated for.
-        num_clients: Number of clients of the roster.
+        steps: Number of steps in a client's round.
+        participations: Most rounds that any client was asked for; None: unknown.
+        participations_planned: A client's rounds that the noise is calibrated for.
+        num_clients: Clients of the roster.
         declared_gradients: Opacus' way of computing gradients, by declaration: right where rows of
             layers are records. None: each is computed from its record alone.
         enforcement: `NAMED_APP` where each node that may have been asked reported a gate that
@@ -136,7 +135,7 @@ class SecureSumClaims:
     Attributes:
         nodes: Number of nodes of a sum.
         sampled: `record` where nodes add up gradients of their records, else `client`.
-        least: Fewest repliers that a server which follows the protocol opens a sum with.
+        least: Fewest repliers of a sum, if the server follows the protocol.
         guaranteed: Fewest nodes of any sum that a lying server can open; None without a roster.
         colluding: Number of nodes that may reveal their shares to the server.
         honest_shares: Shares of noise that the statement's epsilon counts.
@@ -157,10 +156,10 @@ class SecureSumClaims:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPromise:
-    """Promise to the clients of one public group that has a budget of its own.
+    """Promise to the clients of one public group with its own budget.
 
     Attributes:
-        budget: The group's budget of epsilon.
+        budget: The group's epsilon budget.
         share: Its share of the declared clients.
         sampling_rate: Probability of each of its clients in a round.
         epsilon: The smallest known bound, at the statement's delta.
@@ -176,31 +175,31 @@ class OwnPromise:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement(Promise):
-    """Promise of a training to each of its clients, computed from its ledger alone.
+    """A training's promise to each of its clients, computed from its ledger alone.
 
     Attributes:
         sampling: Law of cohorts, in words.
         sampling_rate: Expected share of the clients in a round.
         rounds: Number of charged rounds.
-        rounds_planned: Number of rounds of the plan.
+        rounds_planned: Number of planned rounds.
         rounds_committed: Number of rounds whose model was released.
-        noise_multipliers: Noise multiplier of each charged round.
+        noise_multipliers: One for each charged round.
         most_rounds: Most rounds of one client; None: every round is charged.
-        metrics: Clients' metrics that were released with the model.
-        releases: All charged events, with their counts.
-        clipping: Rule that bounds an update.
+        metrics: Clients' metrics released with the model.
+        releases: Events that one unit is charged for, with counts.
+        clipping: Bounds an update.
         clipping_norm: Bound on one unit's whole update in the first round.
-        denominator: Public number that sums are divided by.
-        num_clients: Number of clients of the roster.
+        denominator: Public divisor of sums.
+        num_clients: Clients of the roster; records, where nodes add up their gradients.
         randomness: Sources of noise and coins.
         ledger: The ledger's name.
-        anchor: The ledger's last entry that was read.
+        anchor: The ledger's last entry read.
         records: Another promise, to records; None if clients train without DP-SGD.
-        secure_sums: The promises of noise in shares; None: one party adds the noise.
-        own_budgets: The promise to each group with its own budget, the strictest first; the
-            statement's epsilon is that of the last. None: there is one for all.
-        enforcement: Enforcement of the promise, where each node that was asked reported a gate;
-            None: the app, or a promise that trusts the server.
+        secure_sums: Promises of noise in shares; None: one party adds the noise.
+        own_budgets: Promise to each group with its own budget, the strictest first; the statement's
+            epsilon is the last one's. None: one for all.
+        enforcement: That of the promise, where each asked node reported a gate; None: the app, or a
+            promise that trusts the server.
         hyper_parameters: How they were chosen, if the ledger knows; else None, and `not_covered`
             says so.
     """

@@ -13,13 +13,13 @@ from .sentences import EVENTS, NEIGHBOURS, SECOND_FIGURE, UNITS
 
 
 def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
-    """Return the neighbouring data in words, for a unit in words and a relation."""
+    """Return the neighbouring data in words, by a unit's words and a relation."""
     kind = "record" if unit == UNITS["record"] else "client"
     return NEIGHBOURS[kind][relation]
 
 
 def describe_event(event: PrivacyEvent) -> str:
-    """Return one line for a person about a release."""
+    """Return one line on a release, for a person."""
     slots = dict(vars(event))
     if isinstance(event, RandomStoppingEvent):
         lines = [f"{count} x {describe_event(release)}" for release, count in event.releases]
@@ -28,7 +28,7 @@ def describe_event(event: PrivacyEvent) -> str:
 
 
 def second_figure_in_words(second: SecondFigure) -> str:
-    """Return a page's sentences on the figure that dp-accounting computed."""
+    """Return a page's sentences on dp-accounting's figure."""
     if second.epsilon is None or second.ours is None:
         return SECOND_FIGURE["none"].format(how=second.how)
     if second.above_ours:
@@ -53,7 +53,7 @@ def figure_of(second: SecondFigure) -> str:
 def not_covered_of(
     sentences: Mapping[str, str], holds: Mapping[str, bool], **slots: object
 ) -> list[str]:
-    """Return the sentences that hold, in their order, with their slots filled.
+    """Return the sentences that hold, in order, with slots filled.
 
     Sentences that `holds` does not name always hold.
     """
