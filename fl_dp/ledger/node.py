@@ -86,11 +86,11 @@ class Use:
     """A charge's purpose, and on whose behalf, for the data's owner.
 
     Attributes:
-        run: Flower's id.
-        purpose: The asking message's type, for instance `train`.
+        run: Flower's run id.
+        purpose: Type of the message that asked, for instance `train`.
         app: The app that asked, as far as the node can name it.
         enforcement: How a gate enforces the charge; None: no gate.
-        message: Flower's id of the message, where a gate has it. It is charged once.
+        message: Flower's message id, where a gate has it. It is charged once.
     """
 
     run: int
@@ -143,7 +143,6 @@ class UseOfData:
         source: Name of the data.
         first_day: Day of the first charge.
         last_day: Day of the last charge.
-        charges: Number of charges.
         releases: Each kind of release, with its count.
     """
 
@@ -163,14 +162,13 @@ class UseOfData:
 
 @dataclass(kw_only=True, eq=False)
 class Reliance:
-    """Answers that left clipped alone: the site counts no epsilon, and trusts the server's noise.
+    """Answers clipped but without noise: the site counts no epsilon, and trusts the server's noise.
 
     Attributes:
         source: Name of the data.
         clipping_norm: Largest norm to which an answer was clipped.
         first_day: UTC day of the first answer.
         last_day: UTC day of the last answer.
-        answers: Number of answers.
     """
 
     use: Use
@@ -236,7 +234,7 @@ class Account:
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
-        """Keys of its spending."""
+        """The keys that find its spending."""
         keys = [(self.unit, "source", self.source)]
         if self.fingerprint is not None:
             keys.append((self.unit, "fingerprint", self.fingerprint))
@@ -248,8 +246,7 @@ class RunLimit:
     """The budget of one run, whatever other runs spend.
 
     Attributes:
-        run: Name that outlives restarts.
-        budget: Of this run alone.
+        run: A name of the run that outlives restarts.
     """
 
     run: str
@@ -269,11 +266,10 @@ class Charge:
     """A charge as an entry records it.
 
     Attributes:
-        event: One release.
+        event: Event of one release.
         count: Number of releases.
         cap: The owner's cap over everything, if any.
         limit: The asking run's own limit, if any.
-        neighboring_relation: Which data are neighbours.
     """
 
     account: Account
@@ -344,7 +340,7 @@ class Tally:
 
     Attributes:
         releases: Each kind of release, with its count.
-        neighboring_relations: Those of all runs that spent.
+        neighboring_relations: The relations of all runs that spent.
         first: Entry of the first charge.
         first_limit: Limit at the first charge, fixed before any release. Later charges are admitted
             at no larger delta. None: nothing was charged.
@@ -378,9 +374,8 @@ class Tally:
         """Return what was spent so far, at the first delta.
 
         For releases of one kind, it is as if their number had been fixed beforehand. While the
-        owner may still stop or continue, the first limit is what holds. With changed noise or a
-        grown limit, it is a bound that holds at every look: no ledger knows whether a cap existed
-        before.
+        owner may still stop or continue, only the first limit holds. With changed noise or a grown
+        limit, it is a bound that holds at every look: no ledger knows whether a cap existed before.
         """
         first = self.first_limit
         if first is None:
@@ -483,7 +478,7 @@ class Spending(Tally):
     Attributes:
         unit: `record` or `client`.
         sources: Names of its data's sources.
-        fingerprints: Of its data, over time.
+        fingerprints: Its data's fingerprints over time.
         charges: Number of charges, each of one or more releases.
         uncapped: Whether a charge had no cap: its run's budget alone limits it.
         runs: Each run's own tally, by name.
@@ -576,10 +571,8 @@ class NodeLedger(ChainedLedger):
     def open(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
         """Open a node's ledger to spend from, creating it if there is none.
 
-        Args:
-            location: SQLite file or SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as long as
-                the data.
-            witness: Second place that notes each entry, and is compared now; see `witness_at`.
+        `location` and `witness` are as for `PrivacyLedger.open`. Keep the ledger as long as the
+        data.
 
         Raises:
             LedgerCorrupted: It is no node's ledger, an entry breaks the chain, or the witness has
@@ -676,16 +669,12 @@ class NodeLedger(ChainedLedger):
     def note_reliance(self, source: str, *, clipping_norm: float, use: Use) -> None:
         """Write down, before it is made, that an answer leaves clipped and without noise.
 
-        Nothing is charged: the answer's privacy depends on noise that the server adds.
-
-        Args:
-            source: Name of the data.
-            clipping_norm: Bound on the norm of the answer's update.
-            use: Purpose, and on whose behalf.
+        Nothing is charged: the answer's privacy depends on noise that the server adds. The norm of
+        its update is at most `clipping_norm`. A refused answer writes nothing.
 
         Raises:
-            ConsentRevoked: The owner has revoked every use; nothing is written.
-            MessageCharged: The message was answered before; nothing is written.
+            ConsentRevoked: The owner has revoked every use.
+            MessageCharged: The message was answered before.
             LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: An argument is out of range.
         """
@@ -709,7 +698,7 @@ class NodeLedger(ChainedLedger):
             )
 
     def note_marks(self, store: str, marks: Marks) -> None:
-        """Write down a store's state of secure sums, so that an older copy is detected.
+        """Write down the state of a store of secure sums, so that an older copy is detected.
 
         Nothing is written if another process brought it as far or further.
 
@@ -737,20 +726,20 @@ class NodeLedger(ChainedLedger):
     def charge(self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]) -> None:
         """Write releases to disk as spent, before they are made. They count whatever happens then.
 
+        A refused charge writes nothing.
+
         Args:
             account: The account to charge.
-            event: One release.
-            **terms: `budget`, the owner's cap over all that the account ever spends, or None;
-                `limit`, what the asking run may spend by itself, needed without a cap; `what`, a
-                name for the entries, for instance the run and round; `count` of releases, by
-                default 1; `neighboring_relation`, by default zero-out; `use`, the purpose, and on
-                whose behalf.
+            event: Event of one release.
+            **terms: `budget` is the owner's cap over all that the account ever spends, or None.
+                `limit` is what the asking run may spend by itself, needed without a cap. `what` is
+                a name for the entries, for instance the run and round. `count` of releases is 1 by
+                default, `neighboring_relation` zero-out. `use` is the purpose, and on whose behalf.
 
         Raises:
-            PrivacyBudgetExhausted: It would exceed a limit, which the text names; nothing is
-                written.
-            ConsentRevoked: The owner has revoked every use; nothing is written.
-            MessageCharged: The message of `use` was charged before; nothing is written.
+            PrivacyBudgetExhausted: It would exceed a limit, which the text names.
+            ConsentRevoked: The owner has revoked every use.
+            MessageCharged: The message of `use` was charged before.
             LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: An argument is out of range.
         """
@@ -761,13 +750,11 @@ class NodeLedger(ChainedLedger):
     ) -> int:
         """Write releases to disk as spent before their data are read: the source alone decides.
 
-        Whether it is refused depends on no record, nor does anything that others see of that: not
-        even by a fingerprint that another source has, now or in earlier charges.
+        Whether it is refused depends on no record, and neither does what others see of that. Not
+        even a fingerprint that another source has, now or in earlier charges, counts.
 
-        Args:
-            account: Its fingerprint is ignored.
-            event: One release.
-            **terms: As in `charge`; both limits count what was charged to this source.
+        Arguments are as in `charge`. The account's fingerprint is ignored, and both limits count
+        what was charged to this source.
 
         Returns:
             The charge's number, for `name_data`.
@@ -783,9 +770,7 @@ class NodeLedger(ChainedLedger):
     def name_data(self, charge: int, fingerprint: str) -> bool:
         """Record which data a charge was for, and return whether they may be released.
 
-        Args:
-            charge: Number from `charge_unread`; named once.
-            fingerprint: Digest of the data.
+        The `charge` is a number from `charge_unread`, and is named once.
 
         Returns:
             False if all that these data were ever charged, under any source, would exceed a limit.

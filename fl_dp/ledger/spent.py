@@ -36,7 +36,7 @@ class SpentLedger(ChainedLedger):
 
     @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
-        """As `ChainedLedger.read`, and check that the budget pays for the releases.
+        """Open as `ChainedLedger.read`, and check that the budget pays for the releases.
 
         Raises:
             LedgerCorrupted: As there, or the plan's rule admits less than was reserved.

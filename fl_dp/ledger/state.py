@@ -33,7 +33,7 @@ class Reservation:
     Attributes:
         sequence: Its entry in the ledger.
         what: `round 3`, or the name of another release.
-        noise_multiplier: None: the release has none.
+        noise_multiplier: None where the release has none.
         index: Number of rounds reserved before this one, by any training. A round that fails keeps
             its index. None: it is no round.
     """
@@ -51,7 +51,7 @@ class Choice:
     Attributes:
         how: In words for the privacy statement.
         chosen: Winning settings, as overrides.
-        settings: Digest of all the training's settings.
+        settings: Digest of all training settings.
         reserved: Entry of the reservation that pays; None: no client's data was used.
     """
 
@@ -87,7 +87,7 @@ class TrainingState:
         committed: Entries of committed reservations.
         waiting: Event of each uncommitted other release, by its entry.
         randomness: Every source of randomness at an opening.
-        choice: None: unknown.
+        choice: How hyper-parameters were chosen; None: unknown.
         changed_by_hand: Whether a later opening had other settings.
     """
 
@@ -411,9 +411,7 @@ class TrainingState:
     def require_choosable(self, plan: Plan, paid: int | None) -> None:
         """Check that a choice of hyper-parameters can stand here.
 
-        Args:
-            plan: The training's, with the chosen settings.
-            paid: Entry of the reservation that pays, if any.
+        `plan` has the chosen settings; `paid` is the entry of the reservation that pays, if any.
 
         Raises:
             ValueError: There was a choice or a round before, the plan differs in what is charged,

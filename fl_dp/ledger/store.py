@@ -125,7 +125,7 @@ class LedgerStore:
             ) from error
 
     def entries_from(self, connection: sa.Connection, sequence: int) -> list[LedgerEntry]:
-        """Return that entry and all later ones, unverified; 0: all."""
+        """Return entry `sequence` and all later ones, unverified; 0: all."""
         query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
         if sequence > 0:
             query = query.where(_TABLE.c.sequence >= sequence)

@@ -45,7 +45,7 @@ _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography"
 
 
 class PlanMismatch(ValueError):
-    """The ledger was started with another plan."""
+    """The ledger belongs to another plan."""
 
 
 class PrivacyLedger(SpentLedger):
@@ -140,6 +140,8 @@ class PrivacyLedger(SpentLedger):
     ) -> Reservation:
         """Write one round to disk as spent, before anything of it happens.
 
+        A refused round writes nothing.
+
         Args:
             round: Number in the training, from 1. A second attempt is charged again.
             participants: Units that take part, where that is no secret. A participation cap or
@@ -149,9 +151,9 @@ class PrivacyLedger(SpentLedger):
             index: The `next_index` for which participants were chosen, checked to be still next.
 
         Raises:
-            PrivacyBudgetExhausted: It would exceed the budget; nothing is written.
-            ParticipationCapReached: A participant has none left; nothing is written.
-            SeparationBroken: A participant has to rest; nothing is written.
+            PrivacyBudgetExhausted: It would exceed the budget.
+            ParticipationCapReached: A participant has none left.
+            SeparationBroken: A participant has to rest.
             LedgerUnavailable: It can't be written; nothing may be released.
             ValueError: Participants are missing or not wanted, or another process took the index.
         """
@@ -178,14 +180,12 @@ class PrivacyLedger(SpentLedger):
     def ask(self, units: Sequence[str]) -> None:
         """Write down whom a buffer asks for a contribution, before anything is sent.
 
-        Each ask counts against a participation cap, whatever comes of it.
-
-        Args:
-            units: Lasting names.
+        Each ask counts against a participation cap, whatever comes of it; a refused one writes
+        nothing. Units have lasting names.
 
         Raises:
-            ParticipationCapReached: A unit has none left; nothing is written.
-            SeparationBroken: A unit has to rest; nothing is written.
+            ParticipationCapReached: A unit has none left.
+            SeparationBroken: A unit has to rest.
             LedgerUnavailable: It can't be written; no client may be asked.
             ValueError: No index is open, or a unit still owes an answer.
         """
@@ -198,8 +198,7 @@ class PrivacyLedger(SpentLedger):
     def fold(self, units: Sequence[str]) -> None:
         """Write down whose contributions the open index gets, before they are added.
 
-        Args:
-            units: Asked units that answered, whatever the answer.
+        The units were asked and have answered, whatever the answer.
 
         Raises:
             LedgerUnavailable: It can't be written; nothing may be added.
@@ -327,8 +326,8 @@ class PrivacyLedger(SpentLedger):
         Args:
             chosen: Winning settings, as overrides.
             how: In words for the privacy statement.
-            settings: Digest of all the training's settings.
-            plan: Plan of the training; only its `release` may differ from the ledger's.
+            settings: Digest of all training settings.
+            plan: The training's plan; only its `release` may differ from the ledger's.
             paid: The committed release that was the choice; None if it saw no client's data.
 
         Raises:
@@ -357,11 +356,8 @@ class PrivacyLedger(SpentLedger):
     def note_enforcement(self, reservation: Reservation, enforcement: Enforcement) -> None:
         """Write down how nodes enforce a round's promise, as their answers showed.
 
-        A round without such an entry counts as `APP`.
-
-        Args:
-            reservation: The round's.
-            enforcement: The weakest of all nodes that may have been asked.
+        It is the weakest of all nodes that may have been asked. A round without such an entry
+        counts as `APP`.
 
         Raises:
             LedgerUnavailable: It can't be written.
@@ -416,7 +412,7 @@ class PrivacyLedger(SpentLedger):
 
 
 def library_versions() -> dict[str, str]:
-    """Return the installed versions of the libraries that a privacy number depends on."""
+    """Return installed versions of the libraries that a privacy number depends on."""
     versions = {"python": platform.python_version()}
     for name in _RECORDED_LIBRARIES:
         try:

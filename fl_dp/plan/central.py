@@ -84,7 +84,7 @@ class CentralPlan(ServerNoisePlan):
             self._check_nodes()
 
     def _check_nodes(self) -> None:
-        """Refuse options that nodes with sums can't keep."""
+        """Refuse options that a node that sums units can't keep."""
         law = self.sampling
         if self.neighboring_relation is _ADD_OR_REMOVE:
             raise IncompatibleOptions(

@@ -1,7 +1,7 @@
 """Noise at the server that later rounds partly subtract.
 
 A participation is charged as one Gaussian of the plan's multiplier, its effect on later rounds
-included: two participations of one unit affect no common round, as they are at least as many
+included. Two participations of one unit affect no common round, as they are at least as many
 indices apart as there are bands.
 
 Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".

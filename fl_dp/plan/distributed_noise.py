@@ -33,13 +33,13 @@ class SecureSum(Arguments):
 
     Attributes:
         least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
-        colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes, 2 up
-            to 20, 5 up to 200, 10 above; of a sum, and in a plan with a roster of all nodes.
+        colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes of a
+            sum (in a plan with a roster: of all nodes), 2 up to 20, 5 up to 200, 10 above.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
             else 40, or 60 from 500 on.
         threshold: Members who can open a sum together; default: 80 % of the committee, or more
             where that many may collude.
-        degree: Even number of a client's neighbours in masks; default: all up to 64 nodes, else 20
+        degree: Even number of neighbours to share masks with; default: all up to 64 nodes, else 20
             up to 200 and 40 above, twice as many where over 10 % may drop out.
         bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
             need more bits are rotated, and then cut.
@@ -47,8 +47,8 @@ class SecureSum(Arguments):
             can reach, or a quarter where that saves bits.
         cross_check: Whether members agree on one set of repliers before they open: one more
             exchange, and a lying server opens no sum below `least`.
-        roster: Whether owners' nodes know each other's identities from a file, which the promise
-            against a lying server needs.
+        roster: Whether nodes know each other's identities from a file, which the promise against a
+            lying server needs.
         reply_after: Seconds after which every node answers, so that its time does not show its
             coins; needed with coins at the nodes below `sampling_rate=1`, unused without. None: as
             soon as ready.
@@ -129,7 +129,7 @@ class SecureSum(Arguments):
         )
 
     def neighbours(self, nodes: int) -> int:
-        """Return how many of `nodes` nodes are a client's neighbours in masks."""
+        """Return how many neighbours, of `nodes` nodes, a client shares masks with."""
         if self.degree is not None:
             return self.degree
         if nodes <= _MOST_EVERYBODY:
@@ -150,8 +150,8 @@ class DistributedNoise:
     """Gaussian noise in shares: each node adds one to its own values before they are masked.
 
     A noise multiplier counts the shares that are certain to be in a sum and unknown to all
-    untrusted parties: with a roster of identities against a server that lies, without one against a
-    server that follows the protocol.
+    untrusted parties. With a roster of identities, the server may lie; without one, it follows the
+    protocol.
 
     Attributes:
         nodes: Number of nodes of a sum.
@@ -224,7 +224,7 @@ class DistributedNoise:
     ) -> SharedBundle:
         """Return a statistic's sum on the integers of a secure sum.
 
-        Its coordinates are few, and one unit may fill one: words are as wide as possible, and no
+        Its coordinates are few, and one unit may fill one. So words are as wide as possible, and no
         entry is cut below what a node can reach. All units of a node take part.
 
         Raises:

@@ -39,7 +39,7 @@ class NoiseLeft:
     Attributes:
         size: Number of trained parameters.
         releases: Number of rounds, or of steps of DP-SGD.
-        of_one: Length of the noise on one's mean, root mean square over all.
+        of_one: Length of the noise on one of their means, root mean square over all.
         of_all: Length of the noise on the sum of their means.
         longest: Largest length of one mean: the first round's clipping norm.
         step: `round`, or `step`.

@@ -194,7 +194,7 @@ class Plan(Arguments, ABC):
         """The trusted parties, and with what, in words."""
 
     def trusted_behind_gates(self) -> str:
-        """Return the same where each node is behind its owner's gate."""
+        """Return `trusted` where each node is behind its owner's gate."""
         return self.trusted
 
     @property

@@ -144,9 +144,8 @@ class RecordPlan(Arguments):
     def within(self, allowed: PrivacyBudget) -> Self:
         """Return the plan with enough noise for the same rounds to fit a smaller budget.
 
-        So a client whose owner allows less than the run asks for takes part in all of its rounds,
-        not only until its budget is spent. What `allowed` has above the plan's own budget is not
-        used.
+        So a client whose owner allows less than the run asks for takes part in all its rounds, not
+        only until its budget is spent. What `allowed` has above the plan's own budget is unused.
 
         Returns:
             The plan itself if `allowed` covers its budget; never one with less noise.

@@ -42,7 +42,7 @@ class Release:
         total_weight: Public sum of all clients' weights in [0, 1], for the denominator (the
             estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
         contribution_check: Whether each round also releases a noisy number of contributing units,
-            at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
+            at no charge of its own. The updates get at most 1 % more noise, or up to 5 % where few
             clients or rounds would show a failure too late. A training without contributions then
             ends early. With noise at the clients, the server counts the messages it sees.
     """

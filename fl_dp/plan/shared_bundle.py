@@ -159,7 +159,7 @@ class WordSize:
         return low
 
     def _cut(self, bundle: GaussianBundle, size: int, bits: int) -> NoiseShare | None:
-        """Return the rotated share, cut to the range of words beside the least noise.
+        """Return the rotated share, cut to the range that words have beside the least noise.
 
         None if even a sum no longer than its noise would be cut.
         """
@@ -177,7 +177,7 @@ class WordSize:
     ) -> NoiseShare:
         """Return the share on the grid at which the whole has the bundle's multiplier.
 
-        Each sum has its own grid: with the same noise in steps, its multiplier is the bundle's for
+        Each sum has its own grid. With the same noise in steps, its multiplier is the bundle's for
         that sum, and the squared inverses add up the same way.
         """
         share = self._of_steps(bundle, size, noise_scale, cap, rotated, 1.0)

@@ -21,7 +21,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     """Compute the statement from the ledger's entries alone.
 
     With noise at the clients it has one number, which holds against the server. The sum of their
-    noise gives no second number against those who see only models: messages are rounded to the
+    noise gives no second number against those who see only models. Messages are rounded to the
     model's floating-point type, and a sum of rounded Gaussians is as private as no known Gaussian.
     A sum's last bits reveal its terms' binades, however large the noise.
     """

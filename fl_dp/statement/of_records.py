@@ -32,7 +32,7 @@ def record_statement(
 ) -> RecordStatement:
     """Return a plan's statement.
 
-    Its epsilon is the maximum over clients, and no client reports its own: each client's ledger
+    Its epsilon is the maximum over clients, and no client reports its own. Each client's ledger
     refuses to exceed the budget, and the server knows how often it asked each.
 
     Args:

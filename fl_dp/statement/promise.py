@@ -33,7 +33,7 @@ class Promise:
         rule: Rule that keeps the budget.
         insecure: Whether noise or coins came from a predictable source.
         not_covered: What is not promised, one sentence each, the gravest first.
-        versions: Of the libraries that computed the numbers.
+        versions: Versions of the libraries that computed the numbers.
         second_figure: Epsilon of the same releases by dp-accounting.
         shared_parameters: Parameters that left the nodes; None: all did. Others are neither
             released nor covered.
@@ -129,8 +129,8 @@ class RecordStatement(Promise):
 class SecureSumClaims:
     """Promises of secure sums, each against another adversary.
 
-    The statement's own epsilon is against the server and `colluding` nodes: a server that lies
-    where nodes have a roster, else one that follows the protocol.
+    The statement's own epsilon is against the server and `colluding` nodes. The server may lie
+    where nodes have a roster; else it follows the protocol.
 
     Attributes:
         nodes: Number of nodes of a sum.

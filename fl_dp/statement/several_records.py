@@ -30,7 +30,7 @@ def epsilon_of_several(
 
 
 def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
-    """Return the same for a training whose units are records; None where they are clients.
+    """Return the same for a training whose units are records; None: they are clients.
 
     An update is clipped as a whole: many changed records of one client move it no more than one
     does. Records of sums each move the sum on their own.
