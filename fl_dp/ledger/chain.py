@@ -191,11 +191,9 @@ class ChainedLedger(ABC):
         return earlier
 
     def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
-        """Check that the ledger, as last read, holds an anchor's entry.
+        """Check that the ledger, as last read, holds an earlier anchor of it.
 
-        Args:
-            anchor: An earlier anchor of the ledger.
-            of: Anchor's holder, for the error.
+        The error names `of`, the anchor's holder.
 
         Raises:
             LedgerCorrupted: Entries were cut off, or it is another ledger.

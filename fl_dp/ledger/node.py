@@ -1,7 +1,7 @@
 """A node's own ledger: what its data have spent, over rounds, restarts and runs.
 
 The server's ledger belongs to one training, this one to the data. Each release from them, by any
-run, is written here before it happens. One that would exceed the budget is refused. The file is the
+run, is written here before it happens, or refused if it would exceed the budget. The file is the
 node's own; neither Flower nor the server keeps it.
 
     >>> with NodeLedger.open("/data/ledger.db") as ledger:
@@ -16,18 +16,18 @@ Two limits are separate: the owner's cap on all that is ever charged for the dat
 budget for that run alone. Noise, and a limit, may change after earlier releases were seen. So each
 limit has two rules, each with its share of delta, and a release must satisfy one:
 
-- All releases so far have the first one's parameters. Privacy-loss distributions count how many fit
-  the first limit, or a smaller one now (at 0.9 delta).
+- All releases so far have the first one's parameters. Privacy-loss distributions count how many
+  fit the first limit, or a smaller one now (at 0.9 delta).
 - A `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
 
-Together they satisfy (epsilon, delta), as the hockey-stick divergence is a sum over outcomes. Where
-the first rule passes all releases, outcomes are those of a process that stops where it does. Its
-largest number of releases of one kind is fixed beforehand. In all other outcomes, the last release
-passed the second rule.
+Together they satisfy (epsilon, delta), as the hockey-stick divergence is a sum over outcomes.
+Where the first rule passes all releases, outcomes are those of a process that stops where it does.
+Its largest number of releases of one kind is fixed beforehand. In all other outcomes, the last
+release passed the second rule.
 
 A growing limit is chosen after a look at releases, perhaps at the worst moment. So the first rule
-keeps the first limit. The second takes the larger one, as it holds for any limit at the moment of a
-look. Then its running bound is reported.
+keeps the first limit. The second takes the larger one, as it holds for any limit at the moment of
+a look. Then its running bound is reported.
 """
 
 from __future__ import annotations
@@ -141,8 +141,6 @@ class UseOfData:
         use: None where the charge does not say.
         unit: `record` or `client`.
         source: Name of the data.
-        first_day: Day of the first charge.
-        last_day: Day of the last charge.
         releases: Each kind of release, with its count.
     """
 
@@ -162,13 +160,13 @@ class UseOfData:
 
 @dataclass(kw_only=True, eq=False)
 class Reliance:
-    """Answers clipped but without noise: the site counts no epsilon, and trusts the server's noise.
+    """Answers clipped but without noise: the site counts no epsilon and trusts the server's noise.
+
+    Days are in UTC.
 
     Attributes:
         source: Name of the data.
         clipping_norm: Largest norm to which an answer was clipped.
-        first_day: UTC day of the first answer.
-        last_day: UTC day of the last answer.
     """
 
     use: Use
@@ -208,7 +206,8 @@ class Account:
     """The data whose releases add up: all that ever shared a source or a fingerprint.
 
     A source with another fingerprint has changed, but most of its records are likely the same. A
-    fingerprint under another source is the same data elsewhere. Both continue the earlier spending.
+    fingerprint under another source is the same data elsewhere. Both continue the earlier
+    spending.
 
     Attributes:
         unit: `record` or `client` (the node's whole data).
@@ -342,8 +341,8 @@ class Tally:
         releases: Each kind of release, with its count.
         neighboring_relations: The relations of all runs that spent.
         first: Entry of the first charge.
-        first_limit: Limit at the first charge, fixed before any release. Later charges are admitted
-            at no larger delta. None: nothing was charged.
+        first_limit: Limit at the first charge, fixed before any release. Later charges are
+            admitted at no larger delta. None: nothing was charged.
         most_epsilon: Largest epsilon of a limit that admitted a charge.
     """
 
@@ -375,7 +374,8 @@ class Tally:
 
         For releases of one kind, it is as if their number had been fixed beforehand. While the
         owner may still stop or continue, only the first limit holds. With changed noise or a grown
-        limit, it is a bound that holds at every look: no ledger knows whether a cap existed before.
+        limit, it is a bound that holds at every look: no ledger knows whether a cap existed
+        before.
         """
         first = self.first_limit
         if first is None:
@@ -604,7 +604,7 @@ class NodeLedger(ChainedLedger):
         Quick, as it does not verify the chain: each charge does.
 
         Raises:
-            LedgerCorrupted: The ledger can't be read.
+            LedgerCorrupted: It can't be read.
             LedgerUnavailable: The disk or database fails.
         """
         for entry in _entries_if_any(location):
@@ -620,7 +620,7 @@ class NodeLedger(ChainedLedger):
         Quick, as it does not verify the chain: `note_marks` does.
 
         Raises:
-            LedgerCorrupted: The ledger can't be read.
+            LedgerCorrupted: It can't be read.
             LedgerUnavailable: The disk or database fails.
         """
         for entry in reversed(_entries_if_any(location)):
@@ -734,7 +734,8 @@ class NodeLedger(ChainedLedger):
             **terms: `budget` is the owner's cap over all that the account ever spends, or None.
                 `limit` is what the asking run may spend by itself, needed without a cap. `what` is
                 a name for the entries, for instance the run and round. `count` of releases is 1 by
-                default, `neighboring_relation` zero-out. `use` is the purpose, and on whose behalf.
+                default, `neighboring_relation` zero-out. `use` is the purpose, and on whose
+                behalf.
 
         Raises:
             PrivacyBudgetExhausted: It would exceed a limit, which the text names.

@@ -81,7 +81,6 @@ class TrainingState:
         participations: Each unit's rounds, where rounds name units; its asks, for a buffer.
         taken_of_cap: Part of a participation cap that each unit's rounds take.
         last_index: Index at which each unit last took part, where rounds name units.
-        asks: Asks for a buffer.
         group_of: Each unit's group, if any.
         reserved: Every reservation, by its entry.
         committed: Entries of committed reservations.
@@ -322,8 +321,8 @@ class TrainingState:
         Raises:
             KeyError: A field is missing.
             TypeError: A field has another type.
-            ValueError: It can't stand there, is not what the plan would have charged, or is unknown
-                to this version.
+            ValueError: It can't stand there, is not what the plan would have charged, or is
+                unknown to this version.
         """
         try:
             self._add(sequence, fields)

@@ -65,8 +65,8 @@ class LedgerStore:
 
         Raises:
             LedgerUnavailable: The file can't be created.
-            ValueError: It is a folder, its folder does not exist, or the database is neither SQLite
-                nor PostgreSQL.
+            ValueError: It is a folder, its folder does not exist, or the database is neither
+                SQLite nor PostgreSQL.
         """
         path = _sqlite_path(location)
         if path is None:

@@ -8,10 +8,10 @@ gives the verdict; the exit status is 0 only if all of it holds. This file needs
 standard library, and can be copied to wherever the auditor works.
 
 Each entry's hash is SHA-256 over the previous hash (64 zeros before the first), its number and its
-text, with a line break between. So a changed, removed, inserted or moved entry shows. A chain alone
-can't show that its end was cut off, or that all of it was rewritten. A witness or statement stored
-elsewhere shows both. Whether the entries make sense, and what epsilon they spend, is not checked
-here: `fl-dp ledger` does that.
+text, with a line break between. So a changed, removed, inserted or moved entry shows. A chain
+alone can't show that its end was cut off, or that all of it was rewritten. A witness or statement
+stored elsewhere shows both. Whether the entries make sense, and what epsilon they spend, is not
+checked here: `fl-dp ledger` does that.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Witness(ABC):
             The furthest anchor, which another process may have noted before.
 
         Raises:
-            LedgerCorrupted: Another process noted that anchor, or the ledger lacks the furthest one
-                noted before.
+            LedgerCorrupted: Another process noted that anchor, or the ledger lacks the furthest
+                one noted before.
             LedgerUnavailable: It can't be read or written.
         """
 
@@ -218,10 +218,9 @@ class TableWitness(Witness):
 
 
 def witness_at(location: str | Path) -> Witness:
-    """Return the witness in a file or a PostgreSQL database.
+    """Return the witness at an absolute path or a PostgreSQL URL.
 
-    Args:
-        location: Absolute path, or URL such as `postgresql+psycopg://user@host/database`.
+    A URL looks like `postgresql+psycopg://user@host/database`.
 
     Raises:
         ValueError: The path is relative, or the URL is of another database.

@@ -44,8 +44,6 @@ class CentralPlan(ServerNoisePlan):
     the updates and with the noise.
 
     Attributes:
-        sampling: Law of each cohort.
-        schedule: Change of the noise over the rounds, declared beforehand.
         unit: `client`, or `record`. One record moves its client's update by up to twice the
             clipping norm, hence replace-one neighbours.
         Others: See `ServerNoisePlan`, `Release` (total_weight) and `Hosting`.

@@ -17,7 +17,6 @@ class RuleClippedPlan(Plan):
     """A kind that bounds updates by any rule, and may release metrics beside them.
 
     Attributes:
-        clipping: Bounds one client's update.
         metrics: Clients' metrics that each round releases; see `Release`.
         scalar_noise_std: Noise standard deviation on the sum of each metric and of adaptive
             clipping's bits; see `Release`.
@@ -51,9 +50,7 @@ class RuleClippedPlan(Plan):
 class NormClippedPlan(Plan):
     """A kind that bounds updates by one norm, the same in every round.
 
-    Attributes:
-        clipping: The norm.
-        Others: See `Plan`.
+    Fields: see `Plan`.
     """
 
     clipping: FixedClipping

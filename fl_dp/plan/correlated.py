@@ -79,6 +79,6 @@ class CorrelatedPlan(ServerNoisePlan):
         return self.correlation.not_covered
 
     def check(self) -> None:
-        """Refuse participations that would affect one release together, or that are not charged."""
+        """Refuse participations that would affect one release together, or are not charged."""
         require_distant_records(self)
         self.correlation.check(self.sampling)

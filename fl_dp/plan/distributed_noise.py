@@ -43,8 +43,8 @@ class SecureSum(Arguments):
             up to 200 and 40 above, twice as many where over 10 % may drop out.
         bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
             need more bits are rotated, and then cut.
-        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its units
-            can reach, or a quarter where that saves bits.
+        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
+            units can reach, or a quarter where that saves bits.
         cross_check: Whether members agree on one set of repliers before they open: one more
             exchange, and a lying server opens no sum below `least`.
         roster: Whether nodes know each other's identities from a file, which the promise against a
@@ -211,8 +211,8 @@ class DistributedNoise:
         """Return a round's sums on the integers of a secure sum.
 
         Raises:
-            ValueError: The model is larger than the accounting covers, or bits or `reply_after` are
-                too few.
+            ValueError: The model is larger than the accounting covers, or bits or `reply_after`
+                are too few.
         """
         self._require_accounted("model", size)
         if self.secure_sum.reply_after is not None:
@@ -224,8 +224,8 @@ class DistributedNoise:
     ) -> SharedBundle:
         """Return a statistic's sum on the integers of a secure sum.
 
-        Its coordinates are few, and one unit may fill one. So words are as wide as possible, and no
-        entry is cut below what a node can reach. All units of a node take part.
+        Its coordinates are few, and one unit may fill one. So words are as wide as possible, and
+        no entry is cut below what a node can reach. All units of a node take part.
 
         Raises:
             ValueError: There are more coordinates than the accounting covers.

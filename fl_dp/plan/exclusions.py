@@ -1,8 +1,8 @@
 """Options that can't be combined with a kind of plan: one row each, with the reason.
 
-Options that a kind can't have are no fields of it. These rows are about a strategy's other options:
-selection, weights, DP-SGD inside clients, and encoding of updates. The guide's table is written
-from them.
+Options that a kind can't have are no fields of it. These rows are about a strategy's other
+options: selection, weights, DP-SGD inside clients, and encoding of updates. The guide's table is
+written from them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class TrainingOptions:
         charged_unit: Unit of the selection's own releases, `client` or `record`.
         looks_at_norms: Whether the selection reads each update's norm.
         draws_cohorts: Whether the selection is more than coins, and must be asked.
-        dp_sgd: Whether clients train by DP-SGD.
     """
 
     plan: Plan | None

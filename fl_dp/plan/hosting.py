@@ -22,8 +22,8 @@ class Hosting:
             clipped updates, and is trusted to clip them.
         coins_at_nodes: Whether each node flips its own units' coins and keeps their number secret;
             it is trusted with them.
-        nodes: Number of nodes where units are records. An update is then one record's gradient, and
-            a node keeps its number of records secret, up to `units_per_node`. None: units are
+        nodes: Number of nodes where units are records. An update is then one record's gradient,
+            and a node keeps its number of records secret, up to `units_per_node`. None: units are
             clients, on as many nodes as needed.
     """
 

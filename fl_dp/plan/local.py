@@ -40,7 +40,6 @@ class LocalPlan(NormClippedPlan):
             `noise_multiplier` is that of one client's own noise.
         sampling: All clients, a visible cohort, or public groups with their own budgets, whose
             clients add their own noise in every round; `budget` has the largest.
-        schedule: Change of the noise over the rounds, declared beforehand.
         unit: `client`, or `record`; see `CentralPlan`.
         Others: See `Plan`.
     """
@@ -71,7 +70,7 @@ class LocalPlan(NormClippedPlan):
         return "each client's own software, to add the noise of this plan; nobody with an update"
 
     def trusted_behind_gates(self) -> str:
-        """No other party, and no app. See `Plan.trusted_behind_gates`."""
+        """No other party, and no app."""
         return "each site's own gate, to add the noise of this plan; nobody with an update"
 
     @property
@@ -115,7 +114,7 @@ class LocalPlan(NormClippedPlan):
         return self.scheme_of(noise_multiplier).noise_std / math.sqrt(self.denominator)
 
     def calibrated(self) -> Self:
-        """Return the plan with noise, and with each group's scale. See `Plan.calibrated`."""
+        """Return the plan with noise, and with each group's scale."""
         plan = super().calibrated()
         law = self.sampling.with_scales(plan.noise_multiplier, self.multiplier_for)
         return replace(plan, sampling=law)

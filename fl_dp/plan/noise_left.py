@@ -5,10 +5,10 @@
     'Error of the released sum: standard deviation 0.12 on each coordinate of a round's mean, ...'
 
 Gaussian noise of standard deviation s on d numbers has length s sqrt(d), roughly. Over T rounds,
-lengths of independent noise add up by squares, to sqrt(T) times that. The updates add up to at most
-T times the clipping norm C: if every mean is that long, and all point the same way. So the ratio of
-the two sums is every training's best case, whatever the data. At ratio r, clients have a share
-`1 / (1 + r^2)` of the squared length of the model's change.
+lengths of independent noise add up by squares, to sqrt(T) times that. The updates add up to at
+most T times the clipping norm C: if every mean is that long, and all point the same way. So the
+ratio of the two sums is every training's best case, whatever the data. At ratio r, clients have a
+share `1 / (1 + r^2)` of the squared length of the model's change.
 """
 
 from __future__ import annotations
@@ -130,12 +130,8 @@ def noise_left_of_records(
 ) -> NoiseLeft:
     """Return the noise of DP-SGD at clients beside gradients, on the mean over a round's clients.
 
-    Args:
-        plan: The clients' plan.
-        size: Trained parameters.
-        batch_size: Public divisor of a step's sum.
-        clients: Clients whose models a round averages.
-        rounds: Rounds of the training.
+    `size` parameters are trained, `batch_size` is the public divisor of a step's sum, and a round
+    averages the models of `clients` clients.
     """
     std = plan.noise_multiplier * plan.clipping_norm / batch_size / math.sqrt(clients)
     of_one, releases = math.sqrt(size) * std, rounds * plan.steps

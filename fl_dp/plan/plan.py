@@ -385,8 +385,8 @@ class Plan(Arguments, ABC):
     def cap_share(self, noise_multiplier: float) -> float:
         """Return a round's part of a client's participation cap, in rounds of the least noise.
 
-        Gaussians without sampling add up by their squared inverse multipliers, in any order and for
-        any adaptive choice, as each composes smaller equal ones.
+        Gaussians without sampling add up by their squared inverse multipliers, in any order and
+        for any adaptive choice, as each composes smaller equal ones.
         """
         if len(set(self.noise_multipliers)) <= 1:
             return 1.0
@@ -452,8 +452,8 @@ class Plan(Arguments, ABC):
     def filter(self, *, room: float = 1.0) -> PrivacyFilter:
         """Return the gate that every release must pass, with nothing spent.
 
-        Where groups have their own budgets, it must pass each one's gate. `room` is a factor on the
-        budget's epsilon.
+        Where groups have their own budgets, it must pass each one's gate. `room` is a factor on
+        the budget's epsilon.
         """
         law = self.sampling
         if not law.own_groups:

@@ -60,8 +60,8 @@ class RecordPlan(Arguments):
         budget: Never exceeded: a client whose ledger is spent contributes nothing.
         noise_multiplier: Noise standard deviation on one step's sum of clipped gradients, over
             `clipping_norm`.
-        sampling_rate: Probability of each record in each step; one public constant for all clients,
-            so that nothing depends on a client's number of records.
+        sampling_rate: Probability of each record in each step; one public constant for all
+            clients, so that nothing depends on a client's number of records.
         steps: Number of steps of one participation.
         participations: Planned rounds of one client.
         clipping_norm: L2 bound on one record's gradient.

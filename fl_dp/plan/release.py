@@ -33,7 +33,6 @@ class Release:
     """Bounds on updates, scalars released beside them, and the denominator of their sum.
 
     Attributes:
-        clipping: Bounds one client's update.
         metrics: Clients' metrics that each round releases, at no charge of their own: the updates
             get a little more noise instead.
         scalar_noise_std: Noise standard deviation on the sum of each metric and of adaptive

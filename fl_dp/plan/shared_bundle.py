@@ -3,8 +3,8 @@
 A secure sum's words have few bits, which its range and its noise share. The bits and the largest
 entry of one node fix the grid: the finest at which no sum wraps around.
 
-On request, fewer bits than nodes' values need are enough: sums are rotated, so that few entries are
-large, and those are cut. That costs accuracy, never privacy.
+On request, fewer bits than nodes' values need are enough: sums are rotated, so that few entries
+are large, and those are cut. That costs accuracy, never privacy.
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ _ONCE_LATE = (
 class SharedNoisePlan(Plan):
     """Noise in shares, one per node, on a sum that a committee of nodes opens.
 
-    Attributes:
-        schedule: Change of the noise over the rounds, declared beforehand.
-        Others: See `Plan`.
+    Fields: see `Plan`.
     """
 
     noise_location: ClassVar[str] = "in shares at the nodes"
@@ -125,7 +123,7 @@ class SharedNoisePlan(Plan):
         return self._trusted(f"each node's own software{units}")
 
     def trusted_behind_gates(self) -> str:
-        """Each site's own gate, and enough nodes of a sum. See `Plan.trusted_behind_gates`."""
+        """Each site's own gate, and enough nodes of a sum."""
         return self._trusted("each site's own gate")
 
     def _trusted(self, software: str) -> str:
@@ -232,7 +230,7 @@ class SharedNoisePlan(Plan):
         _ = self.noise  # checks itself
 
     def check_noise(self) -> None:
-        """Refuse too few bits for the least noise; see `Plan.check_noise`."""
+        """Refuse too few bits for the least noise."""
         super().check_noise()
         self.noise.check(
             self.bundle(self.noise_multiplier),

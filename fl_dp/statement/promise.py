@@ -26,7 +26,6 @@ class Promise:
         epsilon_so_far: The same for the releases so far.
         budget: Agreed on before training.
         unit: The protected unit, in words.
-        neighboring_relation: Defines which data are neighbours.
         adversary: What the adversary sees and knows.
         trusted: The trusted parties, and with what.
         mechanism: The noise, and the sum it is added to.
@@ -39,8 +38,8 @@ class Promise:
             released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
             together, at the same delta. None for a number: no bound is known.
-        public_inputs: Data that count as public: encoders, public records, first weights, rows held
-            out of the own data to measure the model. Nothing is promised to their sources.
+        public_inputs: Data that count as public: encoders, public records, first weights, rows
+            held out of the own data to measure the model. Nothing is promised to their sources.
             None: there were none.
         failure: Why the training, although charged, counts as failed; None if it does not.
     """
@@ -95,7 +94,6 @@ class RecordStatement(Promise):
     """Promise of DP-SGD inside clients to each record of each client.
 
     Attributes:
-        neighbours: Neighbouring data in words.
         composition: Why clients do not add up.
         noise_multiplier: Noise multiplier of each step.
         sampling_rate: Rate at which a step samples a client's records.
@@ -103,7 +101,6 @@ class RecordStatement(Promise):
         steps: Number of steps in a client's round.
         participations: Most rounds that any client was asked for; None: unknown.
         participations_planned: A client's rounds that the noise is calibrated for.
-        num_clients: Clients of the roster.
         declared_gradients: Opacus' way of computing gradients, by declaration: right where rows of
             layers are records. None: each is computed from its record alone.
         enforcement: `NAMED_APP` where each node that may have been asked reported a gate that
@@ -181,25 +178,22 @@ class PrivacyStatement(Promise):
         sampling: Law of cohorts, in words.
         sampling_rate: Expected share of the clients in a round.
         rounds: Number of charged rounds.
-        rounds_planned: Number of planned rounds.
         rounds_committed: Number of rounds whose model was released.
         noise_multipliers: One for each charged round.
         most_rounds: Most rounds of one client; None: every round is charged.
         metrics: Clients' metrics released with the model.
         releases: Events that one unit is charged for, with counts.
-        clipping: Bounds an update.
         clipping_norm: Bound on one unit's whole update in the first round.
         denominator: Public divisor of sums.
         num_clients: Clients of the roster; records, where nodes add up their gradients.
         randomness: Sources of noise and coins.
-        ledger: The ledger's name.
         anchor: The ledger's last entry read.
         records: Another promise, to records; None if clients train without DP-SGD.
         secure_sums: Promises of noise in shares; None: one party adds the noise.
-        own_budgets: Promise to each group with its own budget, the strictest first; the statement's
-            epsilon is the last one's. None: one for all.
-        enforcement: That of the promise, where each asked node reported a gate; None: the app, or a
-            promise that trusts the server.
+        own_budgets: Promise to each group with its own budget, the strictest first; the
+            statement's epsilon is the last one's. None: one for all.
+        enforcement: That of the promise, where each asked node reported a gate; None: the app, or
+            a promise that trusts the server.
         hyper_parameters: How they were chosen, if the ledger knows; else None, and `not_covered`
             says so.
     """
@@ -251,7 +245,6 @@ class NoPromise:
 
     Attributes:
         rounds: Planned rounds.
-        failure: See `Promise`.
     """
 
     rounds: int
