@@ -356,8 +356,8 @@ class PrivacyLedger(SpentLedger):
     def note_enforcement(self, reservation: Reservation, enforcement: Enforcement) -> None:
         """Write down how nodes enforce a round's promise, as their answers showed.
 
-        It is the weakest of all nodes that may have been asked. A round without such an entry
-        counts as `APP`.
+        `enforcement` is the weakest of all nodes that may have been asked. A round without such an
+        entry counts as `APP`.
 
         Raises:
             LedgerUnavailable: It can't be written.

@@ -211,8 +211,8 @@ class DistributedNoise:
         """Return a round's sums on the integers of a secure sum.
 
         Raises:
-            ValueError: The model is larger than the accounting covers, or bits or `reply_after`
-                are too few.
+            ValueError: The model is larger than the accounting covers, bits are too few, or
+                `reply_after` is too short.
         """
         self._require_accounted("model", size)
         if self.secure_sum.reply_after is not None:

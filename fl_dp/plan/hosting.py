@@ -1,7 +1,7 @@
 """Hosting of privacy units: how many a node has, and which party flips their coins.
 
-A unit is a client, or a record. A node adds up its records' clipped gradients: one sum over all
-nodes is then one step of DP-SGD on the union of their records.
+A unit is a client, or a record whose node sums clipped gradients: a sum over all nodes is then one
+step of DP-SGD on the union of their records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Hosting:
         """Validate.
 
         Raises:
-            ValueError: There is no node, or none of its units.
+            ValueError: There is no node, or a node would host no unit.
         """
         if self.units_per_node < 1:
             raise OptionError(f"{self.limit} must be at least 1, got {self.units_per_node}")

@@ -63,7 +63,7 @@ class RecordPlan(Arguments):
         sampling_rate: Probability of each record in each step; one public constant for all
             clients, so that nothing depends on a client's number of records.
         steps: Number of steps of one participation.
-        participations: Planned rounds of one client.
+        participations: Rounds of one client that the noise is planned for.
         clipping_norm: L2 bound on one record's gradient.
         neighboring_relation: `zero-out` (a client's number of records is public),
             `add-or-remove-one` (it is not; same numbers, but every client must divide by a public
