@@ -1,4 +1,4 @@
-"""A hash-chained ledger that several processes read and add to, one at a time."""
+"""A hash-chained ledger that several processes read and extend, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a ledger and the chain that holds them together."""
+"""A ledger's lines, and the chain that holds them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANOTHER_VERSION = 0.01  # relative: bounds on epsilon of other versions and mach
 
 
 class LedgerCorrupted(RuntimeError):
-    """An entry was altered, removed or reordered after it was written."""
+    """An entry was altered, removed or reordered after writing."""
 
 
 class LedgerUnavailable(OSError):

@@ -463,7 +463,7 @@ class Tally:
         self.neighboring_relations.add(charge.neighboring_relation)
 
     def absorb(self, other: Tally) -> None:
-        """Add another tally's releases: both turned out to be of one account."""
+        """Add another tally's releases: both belong to one account."""
         self.releases += other.releases
         self.neighboring_relations |= other.neighboring_relations
         self.most_epsilon = max(self.most_epsilon, other.most_epsilon)
@@ -531,7 +531,7 @@ class Spending(Tally):
             self.runs[charge.limit.run].releases -= releases
 
     def absorb_account(self, other: Spending) -> None:
-        """Add another account's spending: both turned out to be one."""
+        """Add another account's spending: both are one."""
         self.absorb(other)
         self.sources |= other.sources
         self.fingerprints |= other.fingerprints
@@ -546,7 +546,7 @@ class MessageCharged(PrivacyBudgetExhausted):
 
 
 class ConsentRevoked(PrivacyBudgetExhausted):
-    """The owner of the data has revoked every use; nothing was released or charged."""
+    """The data's owner has revoked every use; nothing was released or charged."""
 
 
 class NodeLedger(ChainedLedger):
@@ -1059,7 +1059,7 @@ def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdome
 
 
 def _to_keep(relations: set[NeighboringRelation]) -> list[NeighboringRelation]:
-    """Return the relations under which a limit must hold, in a fixed order.
+    """Return the relations under which a limit must hold, in fixed order.
 
     Each is checked by itself: a sample of fixed size moves most when one unit is removed, others
     when one is replaced. Zero-out never moves more than either.

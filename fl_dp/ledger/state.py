@@ -28,7 +28,7 @@ class SeparationBroken(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A release that is on disk as spent and may now be made, once.
+    """A release that is on disk as spent, and may be made once.
 
     Attributes:
         sequence: Its entry in the ledger.

@@ -46,7 +46,7 @@ _SECRETS = ("password", "sslpassword")  # a URL may also carry them behind its q
 
 
 class LedgerStore:
-    """A table of entries that are added under a lock and never changed."""
+    """A table of entries, added under a lock and never changed."""
 
     def __init__(
         self, engine: sa.Engine, location: str, *, writable: bool, file: Path | None = None
@@ -209,7 +209,7 @@ def _sqlite_path(location: str | Path) -> Path | None:
 
 
 def shown_location(location: str) -> str:
-    """Return a ledger's or witness's location as it may be shown: a URL without its secrets.
+    """Return a ledger's or witness's location to show: a URL without its secrets.
 
     A URL that can't be read is not shown at all.
     """

@@ -233,8 +233,8 @@ class PrivacyLedger(SpentLedger):
     ) -> dict[str, int]:
         """Write down the group of every unit without one, for good.
 
-        Without `chosen`, new units go in the order of their names, each to the group that lacks
-        units most. Groups are public, and made from names alone.
+        Without `chosen`, new units go in order of name, each to the group that lacks units most.
+        Groups are public, and made from names alone.
 
         Args:
             units: Lasting names of the units present.

@@ -10,8 +10,8 @@ standard library, and can be copied to wherever the auditor works.
 Each entry's hash is SHA-256 over the previous hash (64 zeros before the first), its number and its
 text, with a line break between. So a changed, removed, inserted or moved entry shows. A chain
 alone can't show that its end was cut off, or that all of it was rewritten. A witness or statement
-stored elsewhere shows both. Whether the entries make sense, and what epsilon they spend, is not
-checked here: `fl-dp ledger` does that.
+stored elsewhere shows both. Whether entries make sense, and what epsilon they spend, only
+`fl-dp ledger` checks.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def verdict(ledger: Path, records: list[Path]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the verdict on the named files; return 0 if all of it holds."""
+    """Print the verdict on the named files; return 0 if all holds."""
     if not arguments or arguments[0].startswith("-"):
         print("usage: verify_chain.py LEDGER [WITNESS_OR_STATEMENT ...]", file=sys.stderr)
         return 2

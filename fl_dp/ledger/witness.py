@@ -1,8 +1,8 @@
 """Witnesses: a second place that notes how far a ledger has come, after each entry.
 
-An older copy that is put back verifies as well as the newest, and lacks what was spent since. A
-witness, on another disk or in another database, shows this at opening. It holds no name and no
-charge, only the number of entries and the last one's hash.
+An older copy that is put back verifies like the newest, but lacks what was spent since. A witness,
+on another disk or in another database, shows this at opening. It holds no name and no charge, only
+the number of entries and the last hash.
 
     >>> witness = witness_at("/mnt/second-disk/witness/site-a.heads")
     >>> with PrivacyLedger.open("ledger.db", plan, witness=witness) as ledger:

@@ -36,7 +36,7 @@ CentralLaw = (
 
 @dataclass(frozen=True, kw_only=True)
 class CentralPlan(ServerNoisePlan):
-    """Rounds of a cohort, a clipped sum, and fresh noise that the server adds.
+    """Rounds of a cohort, a clipped sum, and fresh noise from the server.
 
     Privacy: for one client's whole contribution over all rounds (the unit, unless `unit` says
     otherwise), neighbours as `neighboring_relation` says, against an adversary who sees every

@@ -23,7 +23,7 @@ from .server_noise import ServerNoisePlan
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedPlan(ServerNoisePlan):
-    """Rounds whose noise is correlated, so that the errors of many rounds cancel.
+    """Rounds with correlated noise, so that the errors of many rounds cancel.
 
     Privacy: as of `CentralPlan`, for units whose participations are as many rounds apart as the
     noise has bands. The server keeps the noise of that many rounds in its memory while it trains.

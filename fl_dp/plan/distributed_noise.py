@@ -32,7 +32,7 @@ class SecureSum(Arguments):
     """Options of a training's secure sums; None stands for the default.
 
     Attributes:
-        least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
+        least: Fewest repliers to open a sum with; default: 90 % of the nodes.
         colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes of a
             sum (in a plan with a roster: of all nodes), 2 up to 20, 5 up to 200, 10 above.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
@@ -42,7 +42,7 @@ class SecureSum(Arguments):
         degree: Even number of neighbours to share masks with; default: all up to 64 nodes, else 20
             up to 200 and 40 above, twice as many where over 10 % may drop out.
         bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
-            need more bits are rotated, and then cut.
+            need more are rotated, then cut.
         element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
             units can reach, or a quarter where that saves bits.
         cross_check: Whether members agree on one set of repliers before they open: one more
@@ -147,7 +147,7 @@ _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedNoise:
-    """Gaussian noise in shares: each node adds one to its own values before they are masked.
+    """Gaussian noise in shares: each node adds one to its values before masking them.
 
     A noise multiplier counts the shares that are certain to be in a sum and unknown to all
     untrusted parties. With a roster of identities, the server may lie; without one, it follows the
@@ -250,7 +250,7 @@ class DistributedNoise:
             )
 
     def noise_std(self, shared: SharedBundle) -> float:
-        """Return the standard deviation of all nodes' noise on a statistic, in its own units.
+        """Return the standard deviation of all nodes' noise on a statistic, in its units.
 
         All shares count, whoever replied: the number of replies stays secret.
         """

@@ -65,12 +65,12 @@ class TrainingOptions:
 
     @property
     def masked(self) -> bool:
-        """Whether updates are sent under masks, as integers that have to add up."""
+        """Whether updates are sent under masks, as integers that must add up."""
         return self.plan is not None and self.plan.masked
 
     @property
     def fixed_roster(self) -> bool:
-        """Whether the plan is for the declared clients and no more."""
+        """Whether the plan is for the declared clients only."""
         return self.plan is not None and not self.plan.roster_can_grow
 
 

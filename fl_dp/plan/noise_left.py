@@ -6,9 +6,9 @@
 
 Gaussian noise of standard deviation s on d numbers has length s sqrt(d), roughly. Over T rounds,
 lengths of independent noise add up by squares, to sqrt(T) times that. The updates add up to at
-most T times the clipping norm C: if every mean is that long, and all point the same way. So the
-ratio of the two sums is every training's best case, whatever the data. At ratio r, clients have a
-share `1 / (1 + r^2)` of the squared length of the model's change.
+most T times the clipping norm C, if all means are that long and point the same way. So the ratio
+of the two sums is every training's best case, whatever the data. At ratio r, clients have a share
+`1 / (1 + r^2)` of the squared length of the model's change.
 """
 
 from __future__ import annotations

@@ -490,7 +490,7 @@ class Plan(Arguments, ABC):
         return tuple(bounds)
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
-        """Return the smallest bound of `epsilon` among those that every kind of event has."""
+        """Return the smallest of `epsilon`'s bounds that every kind of event has."""
         releases = freeze(history)
         if not releases:
             return 0.0

@@ -1,4 +1,4 @@
-"""The common part of the kinds whose noise the server adds, once to a cohort's sums."""
+"""Common part of the kinds whose noise the server adds, once to a cohort's sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLIPPING = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServerNoisePlan(RuleClippedPlan):
-    """Gaussian noise that the server adds to a cohort's sums; the server is trusted.
+    """Gaussian noise that the trusted server adds to a cohort's sums.
 
     Fields: see `RuleClippedPlan`.
     """

@@ -32,7 +32,7 @@ _BELOW = 1.0 - 2.0**-20  # so that rounding leaves room
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBundle:
-    """A `GaussianBundle` whose noise is shared among the nodes of a secure sum.
+    """A `GaussianBundle` whose noise is shared among a secure sum's nodes.
 
     Privacy: releasing all sums is as private as one Gaussian of the bundle's `noise_multiplier`,
     for one unit, zero-out neighbours, against anyone who knows all but the certain shares of noise

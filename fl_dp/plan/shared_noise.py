@@ -1,4 +1,4 @@
-"""The common part of the kinds in which each node adds a share of the noise, under masks."""
+"""Common part of the kinds in which each node adds a share of noise, under masks."""
 
 from __future__ import annotations
 

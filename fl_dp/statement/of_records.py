@@ -37,8 +37,8 @@ def record_statement(
 
     Args:
         plan: The clients' plan.
-        participations: The most that any client was asked to take part in this run; None: unknown,
-            and the budget bounds it.
+        participations: Most rounds that any client was asked for in this run; None: unknown, and
+            the budget bounds it.
         num_clients: Clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
         declared_gradients: `hooks` or `ghost` where a run asks for them; see `RecordStatement`.

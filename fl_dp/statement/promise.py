@@ -221,7 +221,7 @@ class PrivacyStatement(Promise):
     enforcement: Enforcement | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, with the anchor in the form that its ledger looks for."""
+        """Return plain JSON values, with the anchor as its ledger looks for it."""
         document = super().to_dict()
         if self.records is not None:
             document["records"] = self.records.to_dict()

@@ -1,4 +1,4 @@
-"""Epsilon of several records of one person, where the promise is to one record."""
+"""Epsilon of one person's several records, where the promise is to one record."""
 
 from __future__ import annotations
 
