@@ -51,12 +51,13 @@ class TrackedRun:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Tell how the run ended, and wait for trackers that still write."""
-        if not self._begun:
-            return
         final = only(FINAL, self._final)
         state = self._state(failed=kind is not None)
         for follower in self._followers:
-            follower.call("ended", lambda tracker: tracker.ended(state, final))
+            if self._begun:
+                follower.call("ended", lambda tracker: tracker.ended(state, final))
+            else:
+                follower.call("close", _close)
             follower.finish()
         remaining = self._patience
         for follower in self._followers:
@@ -90,6 +91,13 @@ class TrackedRun:
     def conclude(self, final: Mapping[str, Any]) -> None:
         """Store what was spent, by the names of `FINAL`; trackers get it at the end."""
         self._final = dict(final)
+
+
+def _close(tracker: Tracker) -> None:
+    """Free what a tracker has had since it was made: no end is told where no run started."""
+    close = getattr(tracker, "close", None)
+    if close is not None:
+        close()
 
 
 class _Follower:

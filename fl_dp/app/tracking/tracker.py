@@ -46,7 +46,8 @@ class Tracker(Protocol):
     """A destination of a run's released values.
 
     Calls come in this order, from one thread, not the training's. A call may take long and raise
-    anything: the training then continues without this tracker.
+    anything: the training then continues without this tracker. Of a run that fails before it starts
+    a tracker gets no call, but that of `close()` if it has this method.
     """
 
     def started(self, run: RunStart) -> None:

@@ -170,6 +170,13 @@ def test_a_port_that_somebody_has_is_an_error_before_anything_is_written() -> No
     MetricsPage(port).close()  # one that was let go can be had at once
 
 
+def test_a_run_that_never_started_frees_its_port() -> None:
+    page = MetricsPage(0)
+    with pytest.raises(ValueError, match="wrong settings"), TrackedRun([page]):
+        raise ValueError("wrong settings")
+    MetricsPage(page.port).close()
+
+
 def test_the_memory_that_is_shown_is_too_coarse_for_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
