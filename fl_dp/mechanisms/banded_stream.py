@@ -56,7 +56,7 @@ def require_coefficients(coefficients: Sequence[int]) -> None:
     """Refuse what can't be the first column of a correlation.
 
     Raises:
-        ValueError: If they are no integers, the first is not 4096 (1), or the last is 0.
+        ValueError: If they are no integers, the first is not 4096 (that is 1), or the last is 0.
     """
     if not coefficients or any(type(coefficient) is not int for coefficient in coefficients):
         raise ValueError(
@@ -113,12 +113,12 @@ class BandedStream(NoiseStream):
 
     @property
     def bands(self) -> int:
-        """Releases that one draw affects, its own included; 1: independent noise."""
+        """Number of releases that one draw affects, its own included; 1: independent noise."""
         return len(self.coefficients)
 
     @property
     def remembered(self) -> int:
-        """Releases whose noise is in memory, as secret as the sums it hides."""
+        """Number of releases whose noise is in memory; it is as secret as the sums it hides."""
         return min(self._since_cut, self.bands - 1)
 
     def _forget(self) -> None:
@@ -189,7 +189,7 @@ def noise_bits(coefficients: tuple[int, ...]) -> int:
 
 
 def _spread(coefficients: tuple[int, ...]) -> float:
-    """The largest weighted sum over the largest draw."""
+    """The largest weighted sum, divided by the largest draw."""
     # A release's noise is at most |1, r_1, r_2, ..|_1 times one draw; C^-1 has the r_i in a column.
     return (total_weight(coefficients) - 1.0) * inverse_norms(coefficients)[0]
 
@@ -236,7 +236,7 @@ class BandedGaussianMechanism(GaussianMechanism):
         noise_multiplier: Noise multiplier z of one participation. Noise on the sum is larger by
             the column's norm.
         coefficients: The stream's.
-        size: Coordinates of the sum.
+        size: Number of coordinates of the sum.
     """
 
     coefficients: tuple[int, ...]
@@ -262,8 +262,8 @@ class BandedGaussianMechanism(GaussianMechanism):
     def grid(self) -> float:
         """The grid step: a power of two of the clipping norm.
 
-        A stream has one law in grid steps. Where the norm follows a quantile, the step follows it,
-        and so does the unit of carried noise.
+        A stream has one law in grid steps. Where the norm follows a quantile, the step follows the
+        norm, and carried noise is in units of the step.
         """
         per_norm = self.noise_multiplier * column_norm(self.coefficients)
         bits = noise_bits(self.coefficients)

@@ -102,7 +102,8 @@ class GaussianBundle:
             update is finite and not zero); None: they are not counted.
         coefficients: Coefficients of the updates' noise stream; None: rounds have independent
             noise. Scalars always have it.
-        size: Coordinates of the sum of updates; `coefficients` need it for the noise's scale.
+        size: Number of coordinates of the sum of updates; `coefficients` need it for the noise's
+            scale.
     """
 
     noise_multiplier: float

@@ -57,8 +57,8 @@ class ExponentialMechanism(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a number is out of range, or the sensitivity is below one unit's largest
-                move in `utility_range`.
+            ValueError: If a number is out of range, or, with `one_coordinate`, the sensitivity is
+                below a unit's largest move of its own utility in `utility_range`.
         """
         super().__post_init__()
         require_positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
@@ -149,7 +149,7 @@ class ExponentialMechanism(Arguments):
     def _logits(self, utilities: ArrayLike) -> NDArray[np.float64]:
         """The rate times each utility above the null one.
 
-        Relative to the largest, one unit's utility would change the others' rounding.
+        Not relative to the largest: one unit's utility would then change the others' rounding.
         """
         with np.errstate(over="ignore"):
             values = np.array(utilities, dtype=np.float64)

@@ -202,7 +202,7 @@ class GridMechanism(Arguments, ABC):
 
 
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
-    """The smallest multiplier (rounded up to 3 digits) that sums `units` vectors exactly."""
+    """The least noise multiplier, rounded up to 3 digits, at which `units` vectors sum exactly."""
     # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
     exact = 2.0 ** (smallest_grid + NOISE_BITS) / clipping_norm

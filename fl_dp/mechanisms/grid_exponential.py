@@ -120,7 +120,7 @@ class GridExponentialMechanism(Arguments):
 
     @cached_property
     def gain(self) -> float:
-        """Slope of the mean drawn point by the coordinate, at zero.
+        """Slope, at zero, of the mean drawn point as a function of the coordinate.
 
         `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, at 0 `rate E|g|`. With an even number of levels,
         0 lies between two points and nothing has a kink there. With an odd number it is a point,

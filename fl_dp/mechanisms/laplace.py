@@ -82,7 +82,7 @@ class DiscreteLaplace(IntegerLaw):
         return odds
 
     def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """`count` draws of the law on 0, 1, 2, ... with the same fall."""
+        """`count` draws of the law on 0, 1, 2, ... that falls by the same factor."""
         magnitudes = np.empty(0, dtype=np.int64)
         while magnitudes.size < count:
             draws = self.sample(4 * count, rng)

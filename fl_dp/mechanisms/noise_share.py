@@ -138,7 +138,7 @@ class NoiseShare:
             Integers in grid steps, shape `(size,)`; secret until they are masked.
 
         Raises:
-            ValueError: If the arrays do not fit the segments, or an entry is NaN.
+            ValueError: As by `placed`, or if an entry is NaN.
         """
         return self._law.sample_around(self.placed(values), rng)
 
@@ -167,7 +167,7 @@ class NoiseShare:
             Float64, shape `(size,)`.
 
         Raises:
-            ValueError: If the arrays do not fit the segments.
+            ValueError: If there is not one array of the right size per segment.
         """
         centres = self._turned(values)
         for segment, part in zip(self.segments, self._parts(centres), strict=True):
@@ -175,7 +175,7 @@ class NoiseShare:
         return centres
 
     def longest(self, values: Sequence[ArrayLike]) -> float:
-        """The largest entry of a node's values over its cap; `placed` cuts above 1.
+        """The largest ratio of an entry of a node's values to its cap; `placed` cuts those above 1.
 
         Raises:
             ValueError: As by `placed`.

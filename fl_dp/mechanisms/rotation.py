@@ -36,7 +36,7 @@ def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A copy of what `rotated` had, but for rounding."""
+    """A copy of what `rotated` was given, but for rounding."""
     copy = values.copy()
     for part, signs in reversed(list(_stretches(copy))):
         _transform(part)  # its own inverse

@@ -68,7 +68,7 @@ def client_scheme(
 
     Args:
         name: One of `SCHEMES`.
-        noise_multiplier: The noise over `clipping_norm`.
+        noise_multiplier: The noise, divided by `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
         levels: Points of the `"exponential"` grid, without effect on its promise; None: its
             default.
