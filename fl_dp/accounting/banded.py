@@ -66,7 +66,7 @@ def optimal_coefficients(
 
     Args:
         rounds: Number of releases.
-        bands: Most coefficients that differ from 0, at most 1000: the least distance between a
+        bands: Most coefficients that differ from 0, at most 1000; the least distance between a
             unit's indices, or less to save memory.
         momentum: The server optimizer's, in [0, 1).
         objective: The models whose error counts.

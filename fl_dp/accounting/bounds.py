@@ -6,7 +6,7 @@
 
 Where even bounds in closed form exceed 100, a distribution would take minutes and gigabytes for no
 useful number. Without it the result is conservative: just beyond 100 by a tenth of epsilon if a
-tenth of all units is sampled, by a fifth if a hundredth is; by less the larger epsilon. There
+tenth of all units is sampled, by a fifth if a hundredth is; the larger epsilon, the less. There
 `gdp` and `zcdp` count each sample as the whole roster.
 """
 
@@ -46,9 +46,10 @@ class EpsilonBounds:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
         gdp: Gaussian DP (Dong, Roth and Su 2022): exact for Gaussians without sampling; for
-            samples only above `VAST_EPSILON`. Its central-limit version for samples is no bound:
-            not here.
-        zcdp: Zero-concentrated DP (Bun and Steinke 2016); for samples only above `VAST_EPSILON`.
+            Poisson samples only above `VAST_EPSILON`. Its central-limit version for samples is no
+            bound, and not here.
+        zcdp: Zero-concentrated DP (Bun and Steinke 2016); for Poisson samples only above
+            `VAST_EPSILON`.
         gumbel: As pld, with the top of a set of scores charged as the release of all its noisy
             scores; only with exponential draws.
         filter: Guarantee of a gate: its budget, or its odometer's bound.
@@ -159,9 +160,9 @@ def tight_epsilon(
     """The smallest of the bounds that any events can share: PLD, `gumbel` included, and Renyi DP.
 
     For gates and searches; `epsilon` returns more. Above `VAST_EPSILON`, and for Gaussians without
-    sampling, it is one in closed form. Else PLD is smaller, except where each release
-    spends so little that the discretisation costs more than Renyi DP does, or where it has no
-    amplification or no bound. `interval` is as in `pld_epsilon`.
+    sampling, it is one in closed form. Else PLD is smaller, except where each release spends so
+    little that the discretisation costs more than Renyi DP does, or where it has no amplification
+    or no bound. `interval` is as in `pld_epsilon`.
 
     Raises:
         ValueError: As `epsilon` does.

@@ -1,8 +1,8 @@
 """Calibration: the noise, a schedule's scale or the rounds that spend a target.
 
 Every search returns the safe end of its bracket: the result spends at most the target, at the
-discretisation of reports. Above `VAST_EPSILON` it uses bounds in closed form: fast, and a little
-more noise than distributions would ask for.
+discretisation of reports. Above `VAST_EPSILON` it uses bounds in closed form, which are fast and
+ask for a little more noise than distributions would.
 """
 
 from __future__ import annotations

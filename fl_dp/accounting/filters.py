@@ -168,7 +168,8 @@ class DeclaredFilter:
 class OwnBudgetsFilter:
     """The gate where groups of units have their own budgets: a release has to pass each.
 
-    A release is charged at its price for a unit of the last group; other groups' gates convert it.
+    A release is charged at its price for a unit of the last group; each other group's gate
+    converts that to its own price.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class RenyiOdometer:
         return best
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
-        """The mu, at least 0, of the largest Gaussian that still fits a budget."""
+        """The mu, at least 0, of the largest Gaussian that fits a budget after a history."""
         rho = 0.0
         divergences = self._divergences(freeze(history))
         for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):

@@ -64,7 +64,7 @@ class CyclicSampling(Sampling):
 
     @property
     def least_separation(self) -> int:
-        """The number of groups, as each has every turn of its own."""
+        """The number of groups: a group's turns are that many indices apart."""
         return self.groups
 
     @property

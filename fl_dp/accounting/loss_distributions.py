@@ -238,7 +238,7 @@ def poisson_gaussian(
     loss against the other, `log(1 - q + q e^((2x-1)/(2 z^2)))`, grows with x.
 
     Raises:
-        NoDistribution: If noise so small makes the distribution too long to compute.
+        NoDistribution: If the noise is so small that the distribution is too long to compute.
     """
     z, q = noise_multiplier, sampling_rate
     lowest, highest = loss_of_mixture(np.array([-_TAIL * z, 1.0 + _TAIL * z]), z, q)

@@ -86,7 +86,7 @@ class RunsLaw:
     def divergences(
         self, orders: tuple[float, ...], of_one_run: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Bounds on the best run's divergences, shape `(len(orders),)`; others stay secret.
+        """Bounds on the best run's divergences, shape `(len(orders),)`, if the others stay secret.
 
         By theorem 2. Renyi `orders` increase and are above 1; `of_one_run` bounds one run's
         divergence at each.

@@ -186,7 +186,7 @@ class Sampling(Checked, ABC):
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """The event that a round of `num_units` units at that noise is charged as."""
+        """The event that a round at that noise, on a roster of `num_units`, is charged as."""
 
     @abstractmethod
     def expected_cohort(self, num_units: int) -> float:
@@ -334,7 +334,7 @@ class UtilityPoissonSampling(Sampling):
     """Secret coins whose rates follow noisy utilities, up to a public bound.
 
     Attributes:
-        largest_rate: Upper bound on every unit's rate, in (0, 1]; charged.
+        largest_rate: Upper bound on every unit's rate, in (0, 1]: the rate that is charged.
         cohort: Expected size that rates aim at: the public denominator.
     """
 

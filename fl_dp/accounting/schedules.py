@@ -96,7 +96,7 @@ class NoiseSchedule(Arguments):
     `custom` takes one weight per round.
 
     Attributes:
-        name: The shape.
+        name: The shape: constant, seed_rule, linear, exponential, step, cosine or custom.
         spend: Where most of the budget goes, "early" or "late"; one reverses the other. None:
             early for seed_rule, late for all others. Must be None for custom, whose weights have
             an order.

@@ -117,7 +117,7 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
     Args:
         scale: Scale of one share, in grid steps.
         sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
-        shares: Shares that no adversary can subtract.
+        shares: Number of shares that no adversary can subtract.
 
     Raises:
         ValueError: If the shares are too little noise for a Gaussian.
@@ -140,8 +140,8 @@ def shared_noise_slack(
 
     Args:
         releases: Number of sums.
-        size: Coordinates of each.
-        shares: Shares of noise in each.
+        size: Number of coordinates of each.
+        shares: Number of shares of noise in each.
         noise_scale: Scale of one share, in grid steps.
     """
     require_count(releases=releases, size=size, shares=shares)
