@@ -150,8 +150,8 @@ class DistributedNoise:
     """Gaussian noise in shares: each node adds one to its values before masking them.
 
     A noise multiplier counts the shares that are certain to be in a sum and unknown to all
-    untrusted parties. With a roster of identities, the server may lie; without one, it follows the
-    protocol.
+    untrusted parties. With a roster of identities, that holds against a server that lies; without
+    one, only against a server that follows the protocol.
 
     Attributes:
         nodes: Number of nodes of a sum.
@@ -203,7 +203,7 @@ class DistributedNoise:
         """Return what remains of a budget for the Gaussians that sums are charged as.
 
         Raises:
-            ValueError: Nothing does.
+            ValueError: Nothing remains.
         """
         return within_slack(budget, self.slack)
 

@@ -88,7 +88,7 @@ class Plan(Arguments, ABC):
     Attributes:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of planned models; 0 for a plan of `other_releases` alone.
-        num_clients: Clients of the declared roster; public.
+        num_clients: Number of clients of the declared roster; public.
         neighboring_relation: Defines which populations are neighbours.
         other_releases: Other releases under this budget, such as private statistics.
         contribution_check: Whether each round also releases a noisy number of contributing units;
@@ -130,7 +130,7 @@ class Plan(Arguments, ABC):
 
     @property
     def num_units(self) -> int:
-        """Units of the declared roster."""
+        """Number of units of the declared roster."""
         return self.num_clients
 
     @property
@@ -191,7 +191,7 @@ class Plan(Arguments, ABC):
     @property
     @abstractmethod
     def trusted(self) -> str:
-        """The trusted parties, and with what, in words."""
+        """The trusted parties, and what they are trusted with, in words."""
 
     def trusted_behind_gates(self) -> str:
         """Return `trusted` where each node is behind its owner's gate."""
@@ -297,7 +297,7 @@ class Plan(Arguments, ABC):
         """Return the plan itself, if everything planned fits its budget.
 
         Raises:
-            ValueError: It does not; names the rounds that would.
+            ValueError: It does not; the text names the rounds that would.
         """
         spends, most = self.tight_epsilon(self.history), self.budget.epsilon
         if spends <= most:
@@ -375,7 +375,7 @@ class Plan(Arguments, ABC):
     def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
         """Return the most that a round adds to one client's charge.
 
-        Under a participation cap, a round of the least noise, whatever its own: it is unknown
+        Under a participation cap it is a round of the least noise, whatever its own: it is unknown
         beforehand which rounds fill a client's cap.
         """
         if self.sampling.cap is None:
@@ -386,7 +386,7 @@ class Plan(Arguments, ABC):
         """Return a round's part of a client's participation cap, in rounds of the least noise.
 
         Gaussians without sampling add up by their squared inverse multipliers, in any order and
-        for any adaptive choice, as each composes smaller equal ones.
+        for any adaptive choice, as each is a composition of smaller equal ones.
         """
         if len(set(self.noise_multipliers)) <= 1:
             return 1.0
@@ -403,7 +403,7 @@ class Plan(Arguments, ABC):
         return self.event_at(self.noise_multipliers[round - 1])
 
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        """Return the event of a round of that noise multiplier."""
+        """Return the event that a round of that noise multiplier is charged as."""
         return self.sampling.event(noise_multiplier, self.num_units)
 
     def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
@@ -437,7 +437,7 @@ class Plan(Arguments, ABC):
         Args:
             noise_multiplier: That of the round as a whole.
             clipping_norms: This round's; by default the first round's.
-            size: Coordinates of the model, for the scale of correlated noise.
+            size: Number of coordinates of the model, for the scale of correlated noise.
         """
         return self.release.bundle(
             noise_multiplier,
@@ -542,7 +542,7 @@ class Plan(Arguments, ABC):
             )
 
     def _check_own_groups(self) -> None:
-        """Refuse a budget that is not the largest group's, and other releases like a group's."""
+        """Refuse a budget that is not the largest group's, and other releases charged by group."""
         law = self.sampling
         if not law.own_groups:
             return
@@ -610,7 +610,7 @@ def require_distant_records(plan: Plan) -> None:
 
     Raises:
         OptionError: The unit is neither a client nor a record.
-        IncompatibleOptions: Neighbours do not replace one.
+        IncompatibleOptions: The unit is a record, and the relation is not replace-one.
     """
     if plan.unit not in ("client", "record"):
         raise OptionError(f"unit must be one of client, record, got '{plan.unit}'")

@@ -103,8 +103,8 @@ class WordSize:
         """Return the round on the finest grid at which no sum wraps around.
 
         Raises:
-            ValueError: The grid would be so coarse that shares of noise are below two steps; names
-                enough bits.
+            ValueError: The grid would be so coarse that shares of noise are below two steps; the
+                text names enough bits.
         """
         narrow = self.bits is not None
         candidates = (16, 20) if self.bits is None else (self.bits,)

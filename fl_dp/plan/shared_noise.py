@@ -37,7 +37,7 @@ _ONCE_LATE = (
 class SharedNoisePlan(Plan):
     """Noise in shares, one per node, on a sum that a committee of nodes opens.
 
-    Fields: see `Plan`.
+    Fields: see `SecureSum`, `NoiseSchedule` and `Plan`.
     """
 
     noise_location: ClassVar[str] = "in shares at the nodes"
