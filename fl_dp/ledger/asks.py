@@ -17,7 +17,7 @@ class Asks:
 
     Attributes:
         asked: Units that owe an answer, with the index at which each was asked.
-        folded: Contributions in the open index.
+        folded: Number of contributions in the open index.
     """
 
     asked: dict[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Asks:
         self.asked |= dict.fromkeys(units, index)
 
     def fold(self, units: Collection[str], *, room: int) -> None:
-        """Record whose contributions are added.
+        """Record units whose contributions are added.
 
         Raises:
             ValueError: As `require_asked`.

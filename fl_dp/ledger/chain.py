@@ -103,7 +103,7 @@ class ChainedLedger(ABC):
                 self._note_at(self._witness)
 
     def _note_at(self, witness: Witness) -> None:
-        """Have a witness note the last entry; the ledger must hold any later one it has."""
+        """Have a witness note the last entry; the ledger must hold a later one that is there."""
         furthest = witness.note(self.anchor, self._hash_at)
         if furthest.entries > self.anchor.entries:
             # Another process was quicker: of this ledger, or of a copy, whose entries are not here.
@@ -191,7 +191,7 @@ class ChainedLedger(ABC):
         return earlier
 
     def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
-        """Check that the ledger, as last read, holds an earlier anchor of it.
+        """Check that the ledger, as last read, holds the entry of an earlier anchor.
 
         The error names `of`, the anchor's holder.
 

@@ -64,7 +64,7 @@ def verify_chain(entries: Iterable[LedgerEntry], previous: LedgerEntry | None = 
     """Check that `entries` follow `previous` and one another unaltered.
 
     Raises:
-        LedgerCorrupted: Names the first entry that does not fit.
+        LedgerCorrupted: The text names the first entry that does not fit.
     """
     for entry in entries:
         expected = previous.sequence + 1 if previous else 1
@@ -107,7 +107,7 @@ def require_printable(name: str) -> None:
 def now_to_the_minute() -> str:
     """Return the UTC time, for the entry of an opening.
 
-    Releases have no time: a gap would show how many took part, or a client that hung.
+    Entries of releases have none: a gap would show how many took part, or a client that hung.
     """
     return datetime.now(UTC).isoformat(timespec="minutes")
 

@@ -131,7 +131,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def randomness(self) -> frozenset[str]:
-        """Every source of randomness at an opening."""
+        """Every source of randomness that the ledger was opened with."""
         return frozenset(self._state.randomness)
 
     @property
@@ -165,8 +165,8 @@ class SpentLedger(ChainedLedger):
     def history(self) -> FrozenHistory:
         """Every release that one unit is charged for so far.
 
-        Under a participation cap, the cap's worth of rounds for all clients alike: how often one
-        unit took part is private. Where units take turns, one unit's turns.
+        Under a participation cap it is the cap's worth of rounds, for all clients alike: how often
+        one unit took part is private. Where units take turns, it is one unit's turns.
         """
         counted: Counter[PrivacyEvent] = Counter()
         for event, count in self._state.rounds.items():
@@ -210,7 +210,7 @@ class SpentLedger(ChainedLedger):
     def running_epsilon(self) -> float:
         """Return a coarser bound, quick enough for every round.
 
-        The budget bounds it too, as nothing was reserved beyond.
+        The budget bounds it, too, as nothing was reserved beyond that.
         """
         coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
         return min(coarse, self.plan.budget.epsilon)

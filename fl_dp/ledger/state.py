@@ -85,7 +85,7 @@ class TrainingState:
         reserved: Every reservation, by its entry.
         committed: Entries of committed reservations.
         waiting: Event of each uncommitted other release, by its entry.
-        randomness: Every source of randomness at an opening.
+        randomness: Every source of randomness that the ledger was opened with.
         choice: How hyper-parameters were chosen; None: unknown.
         changed_by_hand: Whether a later opening had other settings.
     """
