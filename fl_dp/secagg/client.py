@@ -73,7 +73,7 @@ def pair_seed(root: bytes, terms_hash: bytes, client: int, other: int) -> bytes:
 
 
 def sign_of(client: int, other: int) -> int:
-    """The sign of the mask that a client shares with another."""
+    """The sign with which a client adds the mask that it shares with another."""
     return 1 if client < other else -1
 
 

@@ -248,7 +248,7 @@ class OpenSum:
         return seeds
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
-        """Subsets of `threshold` points, those that fitted last first."""
+        """Subsets of `threshold` points; those that fitted last come first."""
         threshold = self.terms.threshold
         if len(points) < threshold:
             return

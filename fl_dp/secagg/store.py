@@ -53,7 +53,7 @@ class MarksTaken(NamedTuple):
 
     Attributes:
         store: The store's random name, in hex.
-        marks: Marks ever written, including runs that are over.
+        marks: Number of marks ever written, including runs that are over.
         last: Hash over all of them, in hex.
     """
 
@@ -189,7 +189,7 @@ class SQLiteStore:
         self._together(*statements)
 
     def older(self, days: float) -> tuple[int, ...]:
-        """Runs whose first value is more than `days` old."""
+        """Runs whose first value was put more than `days` days ago."""
         limit = time.time() - days * _SECONDS_A_DAY
         query = "SELECT run FROM runs WHERE run != ? AND began < ?"
         return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))

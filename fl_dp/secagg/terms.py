@@ -71,7 +71,7 @@ class SumTerms:
         content: Digest of everything else that the node is sent, in hex.
         cohort: The clients, ascending.
         committee: The members, ascending. The p-th one, from 0, holds shares for x = p + 1.
-        threshold: Members who can open together.
+        threshold: Number of members who can open together.
         least: Fewest repliers with which the sum is opened.
         degree: Neighbours of a client, even; all others from `len(cohort) - 1` on.
         colluding: Nodes that may reveal what they added, and may lie.

@@ -27,7 +27,7 @@ class Promise:
         budget: Agreed on before training.
         unit: The protected unit, in words.
         adversary: What the adversary sees and knows.
-        trusted: The trusted parties, and with what.
+        trusted: The trusted parties, and what they are trusted with.
         mechanism: The noise, and the sum it is added to.
         rule: Rule that keeps the budget.
         insecure: Whether noise or coins came from a predictable source.
@@ -126,8 +126,8 @@ class RecordStatement(Promise):
 class SecureSumClaims:
     """Promises of secure sums, each against another adversary.
 
-    The statement's own epsilon is against the server and `colluding` nodes. The server may lie
-    where nodes have a roster; else it follows the protocol.
+    The statement's own epsilon is against the server and `colluding` nodes: a server that lies
+    where nodes have a roster, else only one that follows the protocol.
 
     Attributes:
         nodes: Number of nodes of a sum.

@@ -107,7 +107,7 @@ class NoiseChoice:
 
     @property
     def max_units(self) -> int:
-        """Contributions that can be summed exactly."""
+        """Number of contributions that can be summed exactly."""
         return self.summed_by.max_units
 
     @property

@@ -31,9 +31,9 @@ class Quantiles(SumQuery):
     A client spreads its mass, at most 1, over the grid, each record at the nearest point: with
     `max_records=1`, quantiles are those of the average client's distribution. A point is better
     the less mass would have to move past it to make it the quantile. For probability `p` its
-    utility is minus the distance of `p W` from `[L, L + M]`: all mass is `W`, that left of the
-    point `L`, that at it `M`. (With one-sided ranks, a point with all the mass would score no
-    better than any other.)
+    utility is minus the distance of `p W` from `[L, L + M]`, where `W` is all mass, `L` that left
+    of the point and `M` that at it. (With one-sided ranks, a point with all the mass would score
+    no better than any other.)
 
     Privacy: see `Query`; a client of mass `(l, m, r)` left of, at and right of a point moves the
     ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
@@ -94,7 +94,7 @@ class Quantiles(SumQuery):
 
     @property
     def max_units(self) -> int:
-        """Encoded vectors that can be summed exactly."""
+        """Number of encoded vectors that can be summed exactly."""
         return int(2.0**53 / _STEPS)  # a client's mass of 1 is _STEPS whole steps
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:

@@ -83,7 +83,7 @@ class RangedQuery(Query):
 
     @property
     def features(self) -> int:
-        """Features per record."""
+        """Number of features per record."""
         return len(self.lows)
 
     @property
@@ -105,8 +105,8 @@ class RangedQuery(Query):
     def _means(self, sums: NDArray[np.float64], count: float, noise_std: float) -> Estimate:
         """Each feature's mean, from the noisy sum of `_scaled` records and their number.
 
-        The error is to first order in the noise. If the count is within its own noise, mean and
-        error are the range's middle and half.
+        The error is to first order in the noise. If the count is within its own noise, the mean is
+        the range's middle, and the error half the range.
         """
         if not count > noise_std:
             note = "the noisy count is within its noise: these are the middle and half of the range"

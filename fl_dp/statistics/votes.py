@@ -74,7 +74,7 @@ class Vote(Query):
 
     @property
     def max_units(self) -> int:
-        """Encoded vectors that can be summed exactly."""
+        """Number of encoded vectors that can be summed exactly."""
         return int(2.0**53 / _STEPS)
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:

@@ -101,7 +101,7 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
         values: As many numbers as `form.shape` holds, of any floating dtype. They are rounded to
             nearest even (bfloat16 by way of float32, as PyTorch does); too large ones become
             infinite.
-        form: What `read` returned for the array to replace.
+        form: The form that `read` returned for the array to replace.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = np.asarray(values, dtype=form.dtype).reshape(form.shape)
