@@ -175,7 +175,7 @@ class NoiseShare:
         return centres
 
     def longest(self, values: Sequence[ArrayLike]) -> float:
-        """The largest ratio of an entry of a node's values to its cap; `placed` cuts those above 1.
+        """The largest ratio of an entry in a node's values to its cap; `placed` cuts beyond 1.
 
         Raises:
             ValueError: As by `placed`.

@@ -50,8 +50,8 @@ class Histogram(BinnedQuery):
     """A histogram of one number per record.
 
     Attributes:
-        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as in
-            `numpy.histogram`; values beyond the ends count in the end bins.
+        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as
+            in `numpy.histogram`; values beyond the ends count in the end bins.
     """
 
     kind: ClassVar[str] = "histogram"
