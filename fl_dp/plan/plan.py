@@ -542,7 +542,7 @@ class Plan(Arguments, ABC):
             )
 
     def _check_own_groups(self) -> None:
-        """Refuse a budget that is not the largest group's, and other releases charged by group."""
+        """Refuse a budget that is not the groups' largest, and other releases charged by group."""
         law = self.sampling
         if not law.own_groups:
             return
