@@ -6,8 +6,8 @@
     ...     return RecordsInBatches(model=model, count=len(labels), gradients=gradients)
     >>> app = numpy_client_app(records=records_fn)
 
-They are clipped and added up here, in float64: the bound depends on no framework's rounding. In
-PyTorch `NodeRecords` does the same.
+Gradients are clipped and added up here, in float64: the bound depends on no framework's rounding.
+In PyTorch `NodeRecords` does the same.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _let_pickle_find_classes(model: nn.Module) -> None:
-    """Put the started script's classes where pickle looks for them, by which Opacus copies.
+    """Put the started script's classes where pickle, by which Opacus copies, looks for them.
 
-    Ray hands them to its workers as they are, where another script is `__main__`.
+    Ray hands them to its workers as they are, and there another script is `__main__`.
     """
     main = sys.modules["__main__"]
     for kind in {type(module) for module in model.modules()}:

@@ -224,7 +224,7 @@ def _shortened(records: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
 
 
 class WithoutChance(TorchFunctionMode):
-    """Turns off dropout in its block, by whatever function."""
+    """Turns off dropout in its block, by whatever function it is called."""
 
     def __torch_function__(
         self,

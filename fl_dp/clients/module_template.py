@@ -1,4 +1,4 @@
-"""A module that is never run: each pass gets its own copy, then thrown away.
+"""A module that is never run: each pass gets its own copy, which is then thrown away.
 
 Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy)
 goes with the copy, so no record meets another one in it. The trained parameters lie outside, and
@@ -25,7 +25,7 @@ class ModuleTemplate:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Copy a module, unchanged; at least one of its parameters must not be frozen.
+        """Copy a module, which is not changed; at least one parameter must not be frozen.
 
         Raises:
             ValueError: A part can't be copied, or its device lacks float64, in which gradients are
@@ -81,7 +81,7 @@ class ModuleTemplate:
         return [torch.zeros_like(value, dtype=torch.float64) for value in self.parameters.values()]
 
     def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
-        """Return a template with trained parameters moved at random, by a fixed seed.
+        """Return a template of this module, its trained parameters moved at random, by a fixed seed.
 
         Args:
             scale: Standard deviation of the move.

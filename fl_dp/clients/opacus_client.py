@@ -51,7 +51,7 @@ Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
 
 
 class _NothingToRelease(Exception):
-    """No charged record may be released."""
+    """Nothing may be released of the charged records."""
 
 
 class OpacusClient(NumPyClient):
@@ -154,8 +154,8 @@ class OpacusClient(NumPyClient):
         """Return a client with the ledger, name and cap of the node's owner.
 
         If the owner's `dp-record-epsilon` is below the plan's budget, more noise keeps that
-        promise to each record over all planned rounds (`RecordPlan.within`). Simulated nodes
-        without a ledger have theirs in `~/.fl-dp/simulations/run-RUN_ID`.
+        promise to each record over all planned rounds (`RecordPlan.within`). Where nobody
+        names a ledger, a simulated node has one in `~/.fl-dp/simulations/run-RUN_ID`.
 
         Args:
             context: The node's context.

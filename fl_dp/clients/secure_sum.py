@@ -78,8 +78,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     If work of several units or records fails or is late as a whole, the node sends nothing for
     this sum and the rest of the Flower run. One of them could cause it, and move the sum by all
     others. The same holds for work that ends the node's process, even of one unit: otherwise each
-    sum would tell one bit of its data. So a real node marks that work begins, and
-    removes the mark after it.
+    sum would tell one bit of its data. So a real node marks that work begins, and removes
+    the mark after it.
 
     With secret coins the answer leaves at `reply_after`, and work has its own process, forked
     before any key is read. A unit that overruns its slot contributes zero, alone. If marks and

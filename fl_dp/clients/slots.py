@@ -38,7 +38,7 @@ class Slots:
 
     @classmethod
     def within(cls, began: float, until: float) -> Slots:
-        """Return slots with some time before and after them."""
+        """Return the slots of work between two times, with some time before and after them."""
         margin = _MARGIN * (until - began)
         return cls(begin=began + margin, end=until - margin, until=until)
 

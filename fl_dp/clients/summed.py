@@ -54,7 +54,7 @@ class AskedSum:
 
 
 def summed_of(message: Message) -> AskedSum:
-    """Return what a message without its terms asks for.
+    """Return what a message, its terms removed, asks for.
 
     Raises:
         Refused: `terms`, if it is nothing that can be summed.
