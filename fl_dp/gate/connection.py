@@ -189,7 +189,7 @@ class GatedConnection:
         return set(ids), session
 
     def dropped_a_spare(self) -> bool:
-        """Tell, once, whether a spare message was dropped while the app's reply is to come.
+        """Tell, once, whether a spare message was dropped and the app's reply is still to come.
 
         An app that continues after its reply can send more while another one works.
         """

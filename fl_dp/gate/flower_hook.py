@@ -1,8 +1,9 @@
 """The one hook into Flower's SuperNode: the connection by which everything leaves.
 
 Flower's main loop gets eight values from `_init_connection` and reaches the server by them alone.
-Content leaves by `send` and `push_object`. The gate wraps them. All parts of Flower that this
-needs are imported and checked here. At the start an untested version, or another form, is refused.
+Content leaves by `send` and `push_object`. The gate wraps the connection. All parts of Flower that
+this needs are imported and checked here. At the start an untested version, or another form, is
+refused.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Wrapped(Protocol):
         """The functions that the loop gets instead of the connection."""
 
     def dropped_a_spare(self) -> bool:
-        """Tell, once, whether a spare message was dropped while the app's reply is to come."""
+        """Tell, once, whether a spare message was dropped and the app's reply is still to come."""
 
 
 class Parts(NamedTuple):

@@ -89,7 +89,7 @@ def _number_of_round(value: object) -> int:
 
 
 def _require_pinned(config: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
-    """Refuse server values that are not the owner's; `key` is the policy's key with those."""
+    """Refuse server values that are not the owner's, which stand under the policy's `key`."""
     for name, value in sorted(config.items()):
         if name not in pinned:
             raise PolicyRefusal(f"the server sets {name!r:.50}, and {key} does not name it")
