@@ -94,7 +94,7 @@ def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
-    """A promise's first allowed option, for each unwritten group whose default it does not allow.
+    """A promise's first allowed option, for each group nobody chose whose default is not allowed.
 
     Raises as `recipe_of`.
     """

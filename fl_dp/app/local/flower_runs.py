@@ -84,7 +84,7 @@ def run_status(
         environment: Environment of Flower's command; by default this process's.
 
     Raises:
-        SuperLinkSilent: None answers within two minutes.
+        SuperLinkSilent: It does not answer within two minutes.
         RunUnknown: It does not know the run, or its answer can't be read.
     """
     command = [str(BIN / "flwr"), "list", "--run-id", run_id, "--format", "json"]

@@ -61,10 +61,10 @@ class OwnUserOnly:
     def __init__(
         self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
     ) -> None:
-        """Stand in front of an app, which answers that user.
+        """Stand in front of an app, which answers one user.
 
-        `user` is the user's id. None: this process's user. The app answers everybody on paths that
-        start with one of `open_to_all`.
+        `user` is that user's id. None: this process's user. On paths that start with one of
+        `open_to_all` the app answers everybody.
         """
         self._app = app
         self._user = os.getuid() if user is None else user
