@@ -91,8 +91,8 @@ def train_together(
     """Train each unit from the same model as `train_locally` would, many at a time.
 
     Models with dropout, BatchNorm, shared parameters, other numbers than float32, or operations
-    unknown to `torch.vmap` can't: their units are trained one by one, and the log gives the
-    reason. Neither the model nor the global random state changes.
+    unknown to `torch.vmap` can't be trained so. Their units are trained one by one, and the log
+    gives the reason. Neither the model nor the global random state changes.
 
     Args:
         model: All units' first model, with outputs `(n, classes)`, on its own device.
