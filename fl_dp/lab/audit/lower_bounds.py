@@ -124,9 +124,10 @@ def most_that_clopper_pearson_shows(
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
-    """The largest refuted value up to `most`, or up to `within` less; 0 if not even 0 is refuted.
+    """The largest value up to `most` that is refuted, from below; 0 if not even 0 is.
 
-    `refutes` holds for all values below some value, and for none above.
+    `refutes` holds for all values below some value, and for none above. The result lies at most
+    `within` below the true value.
     """
     if not refutes(0.0):
         return 0.0

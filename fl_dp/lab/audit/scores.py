@@ -84,8 +84,9 @@ def bounds_of_scores(
 ) -> ScoreBounds:
     """Lower bounds from independent scores of trials without and with the secret.
 
-    Epsilons are at `delta`; any bound is too large with probability `alpha`. Thresholds are chosen
-    on `expected`, too: draws from the claimed law, without and with the secret.
+    Epsilons are at `delta`; `alpha` is the probability that any of the bounds is too large.
+    Thresholds are chosen on `expected`, too: draws from the claimed law, without and with the
+    secret.
 
     Raises:
         ValueError: If either kind has fewer than four scores, one is not finite, or alpha is not

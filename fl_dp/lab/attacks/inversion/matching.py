@@ -194,7 +194,7 @@ class SimulatedUpdate:
             self._fixed[name] = buffer.detach()
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Clients' updates from the same model, `(clients, d)`, in order as `Observation.update`.
+        """Clients' updates from the same model, `(clients, d)`, ordered as `Observation.update`.
 
         Features are `(clients, n, *input_shape)`; targets are the labels' probabilities,
         `(clients, n, classes)`.

@@ -37,7 +37,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     """Draw PSNR over the noise multiplier and over epsilon, one line per threat model.
 
     At each noise the attack with the least MSE counts. Bars are the standard deviation over seeds.
-    Only summaries with noise and of the raw update are drawn.
+    Only summaries with noise, and those of the raw update, are drawn.
     """
     in_noise = [summary for summary in summaries if summary.part == "noise"]
     noisy = [summary for summary in in_noise if summary.threat in WITH_NOISE]

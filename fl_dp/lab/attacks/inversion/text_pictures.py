@@ -22,8 +22,8 @@ _EXCERPT = 40  # characters of a line
 def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> bool:
     """Draw the shares of characters in place, and of those that occur, over the noise multiplier.
 
-    Bars are the standard deviation over seeds. Only summaries with noise and of the raw update
-    are drawn.
+    Bars are the standard deviation over seeds. Only summaries with noise, and those of the raw
+    update, are drawn.
     """
     noisy = [summary for summary in summaries if summary.threat in WITH_NOISE]
     raw = [summary for summary in summaries if summary.threat == "raw"]
