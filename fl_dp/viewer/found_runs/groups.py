@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, as one curve with a band; other differences."""
+"""Runs that differ in their seed alone, as one curve with a band; and their other differences."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[o
 
 @contextmanager
 def problems_noted(problems: list[str], *, may_lack: bool = False) -> Iterator[None]:
-    """Note what can't be read, and go on; with `may_lack`, a missing file is none."""
+    """Note what can't be read, and go on; with `may_lack`, a missing file is no problem."""
     try:
         yield
     except (OSError, Unreadable) as error:
