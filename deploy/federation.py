@@ -6,8 +6,8 @@
 
 Three hospital wards train one model. The SuperLink has TLS, a database and its SuperNodes' keys;
 other users and machines reach only its SuperNodes' interface. Each ward has a table, a policy, a
-ledger with a witness elsewhere, runs signed apps only, and stands behind a gate. Printed are what
-each spent, and then what the server gets from a signed app that sends the wards' tables.
+ledger with a witness elsewhere, runs signed apps only, and stands behind a gate. What each
+spent is printed, and then what the server gets from a signed app that sends the wards' tables.
 Everything lies in a folder of its own and listens on free ports of loopback. At the end, also
 after Ctrl-C and after a failure, what was started is taken down, and nothing else.
 """

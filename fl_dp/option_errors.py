@@ -74,7 +74,7 @@ def require_positive(**settings: float) -> None:
     """Refuse settings that are not positive and finite.
 
     Raises:
-        OptionError: The named one is not, or is too close to zero for float64.
+        OptionError: One is not, or is too close to zero for float64; the text names it.
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
@@ -87,7 +87,7 @@ def require_count(**settings: int) -> None:
     """Refuse settings that are not integers from 1 on.
 
     Raises:
-        OptionError: The named one is not.
+        OptionError: One is not; the text names it.
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -98,7 +98,7 @@ def require_rate(**settings: float) -> None:
     """Refuse settings outside (0, 1], where 1 means all units.
 
     Raises:
-        OptionError: The named one is outside.
+        OptionError: One is outside; the text names it.
     """
     for name, value in settings.items():
         if not 0.0 < value <= 1.0:
@@ -109,7 +109,7 @@ def require_probability(**settings: float) -> None:
     """Refuse settings outside (0, 1), both ends excluded, such as a delta.
 
     Raises:
-        OptionError: The named one is outside.
+        OptionError: One is outside; the text names it.
     """
     for name, value in settings.items():
         if not 0.0 < value < 1.0:

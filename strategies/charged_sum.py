@@ -118,7 +118,7 @@ def _noise_in_shares(
 def _opened_sum(
     one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
 ) -> list[NDArray[np.float64]]:
-    """Ask all nodes, fold their messages, return the opened sum, one array per segment.
+    """Ask all nodes, fold their messages and return the opened sum, one array per segment.
 
     Raises:
         SecureSumFailed: If it can't be opened.

@@ -194,7 +194,7 @@ class OpenRound:
     def next_model(
         self, released: Released, optimizer: ServerOptimizer
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """The server optimizer's model from the released mean; and its metrics."""
+        """The server optimizer's next model, from the released mean, and its metrics."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
         private = draft.layout.unflatten(draft.flat_model, released.mean)

@@ -246,7 +246,7 @@ def _some_take_no_part(answers: Answers) -> bool:
 
 @contextmanager
 def _unknown_question_unlogged() -> Iterator[None]:
-    """Unlog what Flower's simulation engine says of a plain app's harmless answer."""
+    """Keep what Flower's simulation engine says of a plain app's harmless answer off the log."""
     flower = logging.getLogger("flwr")
 
     def is_relevant(record: logging.LogRecord) -> bool:

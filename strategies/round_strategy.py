@@ -103,8 +103,8 @@ class RoundStrategy(Strategy):
 
         Raises:
             TypeError: If an argument is of the wrong type.
-            ValueError: If the plan has fewer rounds, the model has a BatchNorm's running
-                statistics, or the server has too little memory for it.
+            ValueError: If the plan has fewer rounds than asked for, the model has a BatchNorm's
+                running statistics, or the server has too little memory for it.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             RehearsalFailed: If a node or the server optimizer will not work; nothing was spent.

@@ -235,7 +235,7 @@ class ServerOptimizer:
         metrics: Sequence[str],
         saved: bool,
     ) -> None:
-        """Run a round on a throw-away copy, if it can be copied, before any charge.
+        """Run a round on a throw-away copy, if one can be made, before any charge.
 
         Raises:
             RehearsalFailed: If the round would fail.

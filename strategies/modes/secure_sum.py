@@ -31,7 +31,7 @@ _LATE = "Refused late"
 
 
 class SecureSumMode(Mode):
-    """Each node masks its message, with a share of the noise; a committee opens the sum.
+    """Each node masks its message, with a share of the noise in it; a committee opens the sum.
 
     Privacy: the sum is as private as one Gaussian of the round's noise multiplier, for one unit,
     against the server and the plan's colluding nodes, who see nothing else that depends on data.
