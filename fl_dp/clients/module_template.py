@@ -81,7 +81,7 @@ class ModuleTemplate:
         return [torch.zeros_like(value, dtype=torch.float64) for value in self.parameters.values()]
 
     def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
-        """Return a template of this module, its trained parameters moved at random, by a fixed seed.
+        """Return a template of this module, trained parameters moved at random by a fixed seed.
 
         Args:
             scale: Standard deviation of the move.
