@@ -107,7 +107,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _inner(error: BaseException) -> BaseException:
-    """The cause of Hydra's error: it names the key, Hydra its own classes."""
+    """The cause of Hydra's error: it names the key, where Hydra names its own classes."""
     from hydra.errors import HydraException
 
     inner = error.__cause__ or error.__context__
