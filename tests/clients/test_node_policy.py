@@ -130,6 +130,17 @@ def test_a_record_that_is_dropped_before_training_offers_nothing(
     assert client.calls == 0
 
 
+def test_a_round_that_comes_too_early_is_refused_before_it_is_charged(
+    owned: Any, tmp_path: Path
+) -> None:
+    here, client = owned(**{"dp-min-round-interval": 900.0})
+    assert not here.train(MODEL, NOISED).has_error()
+    assert refused(here.train(MODEL, NOISED))
+    assert client.calls == 1
+    with NodeLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.spendings[0].charges == 1
+
+
 def test_nothing_but_secure_sums_passes_where_they_are_required(owned: Any) -> None:
     here, client = owned(**{"dp-require-privacy": "distributed"})
     for instruction, config in ((PLAIN, {}), (NOISED, {}), (PLAIN, RECORDS)):
