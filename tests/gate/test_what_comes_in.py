@@ -117,6 +117,16 @@ def test_the_gate_introduces_itself_in_place_of_the_app(site: Any) -> None:
     assert here.charges() == 0
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_gate_says_that_it_enforces_only_where_root_has_tried_it(
+    site: Any, isolated: bool
+) -> None:
+    here = site(adding(0.0))
+    here.gate.isolated = isolated
+    expected = Enforcement.SITE if isolated else Enforcement.COOPERATIVE
+    assert introduced(here).enforcement is expected
+
+
 # The charge.
 
 
