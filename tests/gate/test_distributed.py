@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from local_grid import LocalGrid
 from numpy.typing import NDArray
 
 from fl_dp import PrivacyLedger
+from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.running_app import RunningApp
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.codec import encode_text
+from fl_dp.gate.judged_run import JudgedRun
+from fl_dp.gate.policy import GatePolicy
+from fl_dp.gate.ways import DistributedWay
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.protocol.failures import kind_in
-from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.protocol.secure_sum import SECURE_SUM_KEY
 from fl_dp.strategies import DPFedAvg
@@ -202,26 +208,35 @@ def test_what_a_gate_can_t_do_ends_at_the_rehearsal(
 PRICE = SumInstruction(rounds=1, epsilon=1.0, delta=1e-5)
 
 
+BUNDLE = plan_of().bundle(1.0, size=SIZE)
+LARGER = plan_of(clipping_norm=1.1).bundle(1.0, size=SIZE)
+NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=5.0, clipping_norm=NORM)
+
+
 @pytest.mark.parametrize(
-    "instruction",
+    ("given", "why"),
     [
-        RoundInstruction(server_round=1),
-        RoundInstruction(server_round=1, secure_sum=PRICE, sampling_rate=0.5),
-        RoundInstruction(server_round=1, secure_sum=PRICE, sampling_rate=1.0, max_units=2),
-        RoundInstruction(server_round=1, secure_sum=PRICE, sampling_rate=1.0, of_records=True),
-        RoundInstruction(server_round=1, secure_sum=PRICE, sampling_rate=1.0, weight_cap=10.0),
-        RoundInstruction(
-            server_round=1,
-            sampling_rate=1.0,
-            secure_sum=PRICE,
-            bundle=plan_of(clipping_norm=1.1).bundle(1.0, size=SIZE),
-        ),
+        ({"secure_sum": None}, "something else than a secure sum"),
+        ({"client_noise": NOISE}, "something else than a secure sum"),
+        ({"of_records": True}, "the sum is of records"),
+        ({"secure_sum": replace(PRICE, unit="record")}, "the sum is of records"),
+        ({"max_units": 2}, "one unit of a sum"),
+        ({"weight_cap": 10.0}, "one unit of a sum"),
+        ({"sampling_rate": 0.5}, "secret coins"),
+        ({"bundle": LARGER}, "the owner allows 1 at most"),
     ],
 )
 def test_a_round_that_asks_for_anything_else_is_refused(
-    tmp_path: Path, instruction: RoundInstruction
+    tmp_path: Path, given: dict[str, Any], why: str
 ) -> None:
     here = gates_of(tmp_path).sites[0]
+    right = RoundInstruction(server_round=1, secure_sum=PRICE, sampling_rate=1.0, bundle=BUNDLE)
+    app = RunningApp(name="hospital/heart", version="1.4.0", fab_hash="0" * 64)
+    way = DistributedWay(GatePolicy.read(here.file), JudgedRun(app=app, config={}, overrides={}))
+    way.require(right)
+    instruction = replace(right, **given)
+    with pytest.raises(PolicyRefusal, match=why):
+        way.require(instruction)
     here.server.train({"w": np.zeros(SIZE)}, {INSTRUCTION_KEY: encode_text(instruction)})
     here.step()
     [arrived] = here.server.arrived
