@@ -31,6 +31,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
@@ -462,6 +463,13 @@ def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(
     assert "of_the_sums" not in statement
     assert statement["epsilon_so_far"] == one_message
     assert "against others" not in statement_page(statement)
+
+
+def test_a_buffered_promise_says_that_the_time_of_an_answer_is_not_covered(tmp_path: Path) -> None:
+    plan = noised_plan(4.0, delta=1e-3, rounds=3, sampling=BufferedSampling(cohort=10), **SIZES)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        not_covered = " ".join(privacy_statement(ledger).not_covered)
+    assert "when an answer arrives" in not_covered
 
 
 def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_server_sends(
