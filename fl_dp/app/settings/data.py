@@ -41,17 +41,17 @@ class TaskSettings:
         name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
             `shakespeare`; `csv`, `parquet` or `folder` for your own data.
         num_clients: Clients of the roster, each one privacy unit.
-        partition: How rows are dealt out: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by
-            label), `natural` (the data set's own clients, the largest first) or `nodes` (each
-            SuperNode has its own).
+        partition: Deals out rows: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label),
+            `natural` (the data's own clients, largest first) or `nodes` (each SuperNode has its
+            own).
         alpha: Dirichlet concentration: the smaller, the more label skew.
         shards_per_client: Label shards that each client gets.
         clients: Natural clients to use, by names or patterns (`*`, `?`); `!` leaves one out:
             `['!hamlet: *']`. Null: all.
-        records_per_client: Records of each client under `iid`, shared where there are too few, and
-            at most under `natural`. Null deals out all once.
-        validation: Measure on a fixed fifth of the training part instead of the test part, to
-            choose settings; it is not trained on.
+        records_per_client: Records of each client under `iid`, shared if too few; at most, under
+            `natural`. Null deals out all once.
+        validation: Measure on a fixed fifth of the training part, which is not trained on, instead
+            of the test part.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels. Null: integers
             from 0, or the folders' names.
@@ -65,8 +65,7 @@ class TaskSettings:
         mean: Your own data: public numbers to subtract, one per column, or per channel of the
             pixels over 255; null changes nothing.
         std: Your own data: public numbers to divide by afterwards, as many as in `mean`.
-        test_fraction: Your own data: share of the training rows held out where there is no test
-            part, the same in every run.
+        test_fraction: Your own data: share of the training rows held out if there is no test part.
     """
 
     name: str = tracked("digits")
@@ -185,8 +184,8 @@ class ModelSettings:
             keeps the others; null shares all.
         lora_rank: Rank of low-rank updates of the linear layers (LoRA), trained in place of the
             model; null trains the model.
-        initial: First weights, an absolute safetensors file with the model's `state_dict`; null
-            draws them from `seed`. What they were trained on gets no promise.
+        initial: First weights, an absolute safetensors file with the model's `state_dict`, whose
+            training data get no promise; null draws them from `seed`.
         initial_digest: SHA-256 that this file must have; null accepts any.
         lora_train: Factors of LoRA to train: `b` (A keeps its first values) or `both`.
     """

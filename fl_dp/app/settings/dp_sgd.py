@@ -34,7 +34,7 @@ class DPSGDOnSettings(DPSGDSettings):
         sampling_rate: Probability of each record in each step, in (0, 1], the same for all clients.
         steps: Steps of one round; null is `client.epochs / sampling_rate`.
         participations: Rounds of one client that the noise is calibrated for; afterwards it
-            contributes nothing. Null is a number that almost all clients stay below.
+            contributes nothing. Null: more than almost all clients have.
         expected_batch_size: Public divisor of a step's sum; null is `sampling_rate` times the
             client's number of records, which is then public.
         grad_sample_mode: How gradients are computed: `vmap` (each record alone), or Opacus' `hooks`

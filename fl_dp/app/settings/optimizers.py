@@ -84,7 +84,7 @@ class FedAdagradSettings(ServerOptimizerSettings):
     Attributes:
         learning_rate: About how far a coordinate moves in a round.
         linear_decay: Lower the learning rate linearly, to zero after the last round.
-        tau: Added to the root of the squares; updates far below it move a coordinate less.
+        tau: Added to the root of the squares; damps coordinates whose updates are far below it.
     """
 
     name: str = tracked("fedadagrad")

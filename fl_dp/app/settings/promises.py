@@ -164,7 +164,7 @@ class PromiseSettings(PrivacySettings):
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
             with the least noise. Null: what spends the budget.
         contribution_check: End a run to which no client contributes, by a noisy count in each
-            round. It adds at most 1 % to the noise (5 % with few clients or rounds).
+            round, for at most 1 % more noise (5 % with few clients or rounds).
         witness_dir: Absolute folder on another disk that notes how far each ledger has come: an
             older copy is refused. Null: none.
     """

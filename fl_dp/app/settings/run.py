@@ -39,8 +39,8 @@ class Settings:
         round_timeout: Seconds until a silent client counts as a zero update.
         roster_timeout: Seconds until missing nodes are an error, and on real nodes surplus ones (a
             restarted node counts twice for a minute).
-        roster_may_grow: Allow more clients than `task.num_clients`. Epsilon is unchanged; the sum
-            is still divided by the declared number, so the mean grows.
+        roster_may_grow: Allow more clients than `task.num_clients`: epsilon is unchanged, and the
+            mean, still divided by that number, grows.
         weight_cap: Records that earn the full weight: a client weighs `min(records / weight_cap,
             1)`; null weighs all clients 1.
         total_weight: Public sum of all clients' weights, for the denominator; null takes the number

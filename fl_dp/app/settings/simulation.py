@@ -28,8 +28,8 @@ class SimulationSettings:
         num_gpus: Share of a GPU for each worker, or a whole number of GPUs; 0 trains on the CPU.
         workers: Processes that train clients. Null: one per CPU of `num_cpus`, or two more than
             there are CPUs, as memory allows.
-        units_per_node: Clients that one virtual node hosts; it answers with the sum of their
-            clipped updates. `auto`: as few nodes as keep the processors busy.
+        units_per_node: Clients of one virtual node, which adds up their clipped updates. `auto`:
+            as few nodes as keep the processors busy.
         delay_spread: Standard deviation of the logarithm of the nodes' answer times, in simulated
             time; `engine=in_process` only. 0: answers come at once.
     """

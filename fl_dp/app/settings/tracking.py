@@ -25,8 +25,8 @@ class TrackingSettings:
 
     Attributes:
         name: Option of the group.
-        metrics_port: Port of 127.0.0.1 that shows Prometheus released values and the process's
-            figures at `/metrics`, and `/health`; null shows nothing.
+        metrics_port: Port of 127.0.0.1 with `/metrics` for Prometheus (released values, the
+            process's figures) and `/health`; null shows nothing.
     """
 
     name: str = "none"

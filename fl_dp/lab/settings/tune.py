@@ -25,8 +25,7 @@ class TuneSettings:
         candidates: Settings to choose among, one text each; `fl-dp tune KEY=A,B` writes it. Null
             chooses nothing.
         share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
-        rounds: Most rounds of a trial. If the run has more, each gets more noise: as much goes in
-            as in the run.
+        rounds: Most rounds of a trial. If the run has more, each round of a trial gets more noise.
         mean_runs: Expected number of trainings, for `stopping`.
         shape: Shape of that number's law, a truncated negative binomial: 1 is geometric, 0
             logarithmic (cheaper, more varied).
