@@ -53,17 +53,17 @@ class TaskSettings:
         validation: Measure on a fixed fifth of the training part, which is not trained on, instead
             of the test part.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
-        classes: Your own data: names of the classes in the order of their labels. Null: integers
-            from 0, or the folders' names.
-        label_range: Your own tables: public `[low, high]` of a label that is a number to predict;
-            values outside are clipped.
+        classes: Your own data: class names in the order of labels. Null: integers from 0, or the
+            folders' names.
+        label_range: Your own tables: public `[low, high]` of a numeric label to predict; values
+            outside are clipped.
         label_column: Your own tables: column of the label.
         client_column: Your own tables: column with each row's client, for `task.partition=natural`.
         columns: Your own tables: columns that are features; null takes all others.
         image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; null takes the
             first image's.
-        mean: Your own data: public numbers to subtract, one per column, or per channel of the
-            pixels over 255; null changes nothing.
+        mean: Your own data: public numbers to subtract, one per column, or per channel of pixels
+            over 255.
         std: Your own data: public numbers to divide by afterwards, as many as in `mean`.
         test_fraction: Your own data: share of the training rows held out if there is no test part.
     """
@@ -180,8 +180,8 @@ class ModelSettings:
             `fl-dp[transformers]`).
         hidden: Width: of hidden layers, the first stage of `resnet18`, the state of `gru` and
             `lstm`, or `transformer` (a multiple of 8).
-        shared: Names or patterns (`*`, `?`) of the parameters to share; each client trains and
-            keeps the others; null shares all.
+        shared: Names or patterns (`*`, `?`) of the shared parameters; each client trains and keeps
+            the others; null: all.
         lora_rank: Rank of low-rank updates of the linear layers (LoRA), trained in place of the
             model; null trains the model.
         initial: First weights, an absolute safetensors file with the model's `state_dict`, whose

@@ -42,14 +42,11 @@ class ScatteringSettings(FeaturesSettings):
     """Scattering coefficients of images: fixed wavelets, no training, no data.
 
     Attributes:
-        group_norm: Number of groups of channels that are each standardised within a record; null
-            standardises none.
+        group_norm: Number of groups of channels, each standardised within a record; null: none.
         public: Public training records, used without labels, that no client has; their mean is
             subtracted from every vector.
-        project: Number of principal directions of the public vectors to keep; null keeps whole
-            vectors.
-        shrink: Number of first directions to scale down to the variance of the last among them;
-            null scales none.
+        project: Number of principal directions of the public vectors to keep; null: whole vectors.
+        shrink: Number of first directions to scale down to the variance of their last; null: none.
         statistics: `features.safetensors` of another run, whose mean and directions replace a
             public part.
         digest: SHA-256 that the encoder must have, as a statement names it; null accepts any.

@@ -165,8 +165,8 @@ class PromiseSettings(PrivacySettings):
             with the least noise. Null: what spends the budget.
         contribution_check: End a run to which no client contributes, by a noisy count in each
             round, for at most 1 % more noise (5 % with few clients or rounds).
-        witness_dir: Absolute folder on another disk that notes how far each ledger has come: an
-            older copy is refused. Null: none.
+        witness_dir: Absolute folder on another disk that notes each ledger's length: an older copy
+            is refused. Null: none.
     """
 
     epsilon: float | None = tracked(8.0)

@@ -15,8 +15,8 @@ class MetricsSettings:
     """Clients' metrics that each round releases with the model, and metrics on public rows.
 
     Attributes:
-        loss: Range `[low, high]` to which each client's loss is clipped, to release its mean; null
-            releases none.
+        loss: Range `[low, high]` to which each client's loss is clipped, to release its mean;
+            null: none.
         accuracy: The same for accuracy, within `[0, 1]`.
         scalar_noise_std: Noise on each sum of metrics and of adaptive clipping's bits, scaled to
             [-1/2, 1/2]. Null adds at most 5 % to the noise on updates.

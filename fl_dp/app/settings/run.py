@@ -35,21 +35,19 @@ class Settings:
     Attributes:
         seed: Seeds the partition, the first weights and the clients' shuffling, never noise or
             coins.
-        rounds: Planned rounds, each of which releases one model.
+        rounds: Planned rounds; each releases one model.
         round_timeout: Seconds until a silent client counts as a zero update.
         roster_timeout: Seconds until missing nodes are an error, and on real nodes surplus ones (a
             restarted node counts twice for a minute).
         roster_may_grow: Allow more clients than `task.num_clients`: epsilon is unchanged, and the
             mean, still divided by that number, grows.
-        weight_cap: Records that earn the full weight: a client weighs `min(records / weight_cap,
-            1)`; null weighs all clients 1.
-        total_weight: Public sum of all clients' weights, for the denominator; null takes the number
-            of clients.
-        output_dir: Absolute folder for runs; null is `runs/` under `fl-dp run`, and `~/.fl-dp/runs`
-            under a bare `flwr run`.
+        weight_cap: A client weighs `min(records / weight_cap, 1)`; null weighs all 1.
+        total_weight: Public sum of all clients' weights, the denominator; null: the number of
+            clients.
+        output_dir: Absolute folder for runs; null: `runs/`, or `~/.fl-dp/runs` under a bare `flwr
+            run`.
         run_name: Name of the run's folder; null derives one.
-        resume: Folder of a run to continue with its own settings and ledger; leave out every other
-            setting.
+        resume: Folder of a run to continue with its own settings and ledger; set nothing else.
         report: Page that `fl-dp run` writes at its end: `html` or `none`.
     """
 

@@ -47,8 +47,7 @@ class SweepSettings:
     """Experiment: trainings along an axis, for each curve and each seed. `-m` runs them all.
 
     Attributes:
-        axis: Key along the horizontal axis; null draws accuracy over the rounds, one training per
-            curve and seed.
+        axis: Key along the horizontal axis; null: accuracy over the rounds.
         values: Values of that key; `-m KEY=1,2` replaces them.
         label: Words under the axis; null is the key.
         curves: Curves by name, each with `overrides` and perhaps `values`, `axis`, `at` or

@@ -22,8 +22,7 @@ class TuneSettings:
     Attributes:
         by: `vote` (by clients, on their own data), `stopping` (the best of a random number of
             trainings) or `public` (on public test rows, uncharged).
-        candidates: Settings to choose among, one text each; `fl-dp tune KEY=A,B` writes it. Null
-            chooses nothing.
+        candidates: Settings to choose among, which `fl-dp tune KEY=A,B` writes. Null: none.
         share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
         rounds: Most rounds of a trial. If the run has more, each round of a trial gets more noise.
         mean_runs: Expected number of trainings, for `stopping`.
