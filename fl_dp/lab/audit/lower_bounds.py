@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.stats import beta, norm
+from scipy.special import betainccinv, betaincinv, ndtri
 
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.option_errors import require_probability
@@ -69,8 +69,10 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
     """
     _require_counts(successes, trials)
     require_probability(alpha=alpha)
-    low = beta.ppf(alpha / 2.0, successes, trials - successes + 1) if successes else 0.0
-    high = beta.isf(alpha / 2.0, successes + 1, trials - successes) if successes < trials else 1.0
+    low = betaincinv(successes, trials - successes + 1, alpha / 2.0) if successes else 0.0
+    high = 1.0
+    if successes < trials:
+        high = betainccinv(successes + 1, trials - successes, alpha / 2.0)
     return float(low), float(high)
 
 
@@ -103,7 +105,7 @@ def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
     hit, alarm = counts.rates(alpha)
     if hit == 0.0 or alarm == 1.0:
         return 0.0
-    return max(0.0, float(norm.ppf(hit) - norm.ppf(alarm)))
+    return max(0.0, float(ndtri(hit) - ndtri(alarm)))
 
 
 def gaussian_epsilon_of(mu: float, *, delta: float) -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betainc, betaincc
 from scipy.stats import beta, chi2, gamma, norm
 
 from .verdict import Finding
@@ -180,8 +181,8 @@ def size_pvalue(
         return 1.0
     if not total > 0.0:
         return 0.0  # no noise at all
-    law = beta(rows.sum() * draws / 2.0, (~rows).sum() * draws / 2.0)
-    return float(min(1.0, 2.0 * min(law.cdf(inside / total), law.sf(inside / total))))
+    halves, share = (rows.sum() * draws / 2.0, (~rows).sum() * draws / 2.0), inside / total
+    return float(min(1.0, 2.0 * min(betainc(*halves, share), betaincc(*halves, share))))
 
 
 @dataclass(frozen=True)
