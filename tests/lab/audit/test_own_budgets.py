@@ -27,7 +27,7 @@ from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import Draw, LawSelection
 
 BUDGETS = (0.5, 12.0)
-RUN = CanaryRun(count=200, seed=1, in_place=True)
+RUN = CanaryRun(count=100, seed=1, in_place=True)
 STRICT, GENEROUS = ", of those that allow 0.5", ", of those that allow 12"
 
 
@@ -51,9 +51,9 @@ def audited(folder: Path, *, wrong: bool = False) -> tuple[Finding, ...]:
         WatchedLoop,
         folder,
         RUN,
-        400,
-        rounds=24,
-        num_clients=400,
+        200,
+        rounds=16,
+        num_clients=200,
         units_per_node=None,
         sampling=LAW,
         selection=EightTimesAsOften if wrong else None,
@@ -61,7 +61,7 @@ def audited(folder: Path, *, wrong: bool = False) -> tuple[Finding, ...]:
     seen, found = judged(run, RUN)
     assert seen.budget_groups is not None
     never_asked, strict, generous = np.bincount(seen.budget_groups + 1)  # whose group nobody knows
-    assert (never_asked + strict, generous) == (100, 100)
+    assert (never_asked + strict, generous) == (50, 50)
     return found
 
 

@@ -26,7 +26,12 @@ from fl_dp.lab.games.observed_run import Audited, Claim, ObservedRun, claims_of
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import Selection
 
-OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
+OVERRIDES = (
+    "task.num_clients=6",
+    "simulation.units_per_node=50",
+    "clipping.norm=0.5",
+    "client.epochs=1",
+)
 Z, DELTA = 2.0, 1e-3
 
 
