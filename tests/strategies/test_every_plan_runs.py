@@ -60,7 +60,8 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import Compression
 
-N, ROUNDS, DELTA, MULTIPLIER = 4, 3, 1e-3, 2.0
+N, ROUNDS, DELTA = 4, 3, 1e-3
+MULTIPLIER = 12.0  # with much noise privacy-loss distributions are short
 Options = dict[str, Any]
 
 COINS = PoissonSampling(sampling_rate=0.5)
@@ -79,12 +80,12 @@ LAWS: dict[str, Sampling | Callable[[], Selection]] = {
         sampling_rate=0.5, max_cohort=1)),
     "one group": CyclicSampling(groups=1, inside=COINS),
     "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, utility_noise=3.0),
-    "utility": lambda: ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.2),
+    "utility": lambda: ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.02),
     "utility of records": lambda: ExponentialSelection(
-        VisibleSampling(cohort=2), epsilon=0.2, records_per_client=10
+        VisibleSampling(cohort=2), epsilon=0.02, records_per_client=10
     ),
     "norms": lambda: ExponentialSelection(
-        VisibleSampling(cohort=2), epsilon=0.2, utility="update_norm", utility_high=1.0
+        VisibleSampling(cohort=2), epsilon=0.02, utility="update_norm", utility_high=1.0
     ),
 }  # fmt: skip
 TURNS = [name for name, law in LAWS.items() if isinstance(law, CyclicSampling)]
@@ -509,7 +510,15 @@ def test_a_cohort_that_rests_is_refused_where_each_unit_would_need_a_price_of_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", [each for each in LAWS if each not in TURNS])
+@pytest.mark.parametrize(
+    "law",
+    [
+        # Slow to calibrate by Renyi DP, where "cut" stands for laws that are no coin of a unit's.
+        pytest.param(law, marks=[pytest.mark.nightly] if law == "fixed" else [])
+        for law in LAWS
+        if law not in TURNS
+    ],
+)
 def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
     rule = LAWS[law]
     of_law: Options = {}
