@@ -238,7 +238,7 @@ def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
     utilities: Callable[..., Any], told: Any, scale_p: Any, loss: float
 ) -> None:
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
-    units = 10_000
+    units = 5_000
     query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=1.5, units=tuple(range(units)))
     mean = 2.0 if np.isnan(loss) else loss
     sent = (np.array(utilities([told(loss=loss)] * units, query)) - mean) / 3.0
