@@ -212,8 +212,11 @@ def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
 # --- With a plan ----------------------------------------------------------------------------------
 
 
+MULTIPLIER = 8.0  # with much noise privacy-loss distributions are short
+
+
 def plan_for(sampling: Sampling, **changes: Any) -> Plan:
-    fields: dict[str, Any] = dict(rounds=8, sampling=sampling, noise_multiplier=1.0)
+    fields: dict[str, Any] = dict(rounds=8, sampling=sampling, noise_multiplier=MULTIPLIER)
     return plan_of(N, **(fields | changes))
 
 
@@ -255,14 +258,14 @@ def _frozen(selection: Selection, rounds: int) -> tuple[tuple[Any, int], ...]:
 
 
 EVENTS = {
-    "poisson": PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5),
+    "poisson": PoissonGaussianEvent(noise_multiplier=MULTIPLIER, sampling_rate=0.5),
     "truncated": TruncatedPoissonGaussianEvent(
-        noise_multiplier=1.0, sampling_rate=0.5, num_units=N, max_cohort=4
+        noise_multiplier=MULTIPLIER, sampling_rate=0.5, num_units=N, max_cohort=4
     ),
-    "fixed": FixedSizeGaussianEvent(noise_multiplier=1.0, num_units=N, cohort=3),
-    "public": GaussianEvent(noise_multiplier=1.0),
-    "exponential": GaussianEvent(noise_multiplier=1.0),
-    "utility": PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5),
+    "fixed": FixedSizeGaussianEvent(noise_multiplier=MULTIPLIER, num_units=N, cohort=3),
+    "public": GaussianEvent(noise_multiplier=MULTIPLIER),
+    "exponential": GaussianEvent(noise_multiplier=MULTIPLIER),
+    "utility": PoissonGaussianEvent(noise_multiplier=MULTIPLIER, sampling_rate=0.5),
 }
 
 

@@ -260,7 +260,7 @@ def test_a_found_ledger_that_never_answers_keeps_nobody(tmp_path: Path) -> None:
             f"more) SELECT {columns[0]} FROM real_entries, more"
         )
         target.commit()
-    found = read_apart([str(endless), str(good)], seconds=2)
+    found = read_apart([str(endless), str(good)], seconds=1)
     [hanging], [gauge] = found[str(endless)], found[str(good)]
     assert "of a processor" in hanging.problem
     assert hanging.spent is None
