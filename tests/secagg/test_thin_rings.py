@@ -102,7 +102,7 @@ def _smallest(
 def test_no_server_cuts_a_ring_that_rule_r3_lets_pass(colluding: int) -> None:
     rng = np.random.default_rng(colluding)
     opened = below_without = 0
-    for _ in range(1500):
+    for _ in range(1000):
         terms = ring_of(rng, colluding)
         if terms is None or terms.complete:
             continue

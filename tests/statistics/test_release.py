@@ -209,7 +209,7 @@ def test_errors_of_means_are_those_of_repeated_releases(federation: list[np.ndar
     query = Mean(lows=LOWS, highs=HIGHS, max_records=12)
     choice = choose_noise(query, 1000.0, DELTA)
     contributions = [query.contribution(rows) for rows in federation]
-    answers = [release_statistic(choice, contributions, RNG) for _ in range(1000)]
+    answers = [release_statistic(choice, contributions, RNG) for _ in range(500)]
     for name in ("mean", "std"):
         measured = np.std([answer[name].value for answer in answers], axis=0)
         stated = np.median([answer[name].error for answer in answers], axis=0)

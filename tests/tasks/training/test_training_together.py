@@ -177,11 +177,9 @@ def test_a_unit_s_result_is_the_same_to_the_bit_in_any_company(name: str, thread
     torch.set_num_threads(threads)
     model, one = MODELS[name], unit(7, 99)
     expected = trained(model, [one])[0]
-    for company in ([unit(7, 1)], [unit(6, 2), unit(20, 3), unit(0)], UNITS * 2):
-        for before in ([], company):
-            np.testing.assert_array_equal(
-                trained(model, [*before, one, *company])[len(before)], expected
-            )
+    few, many = [unit(6, 2), unit(20, 3), unit(0)], UNITS * 2
+    for before, after in (([], [unit(7, 1)]), (few, few), (many, many)):
+        np.testing.assert_array_equal(trained(model, [*before, one, *after])[len(before)], expected)
 
 
 @pytest.mark.parametrize(
