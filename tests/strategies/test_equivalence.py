@@ -186,6 +186,8 @@ def test_a_round_of_any_number_of_replies_releases_their_sum_over_the_constant(
     assert trained.move[1] != 0.0
 
 
+# By default 300,000 do, in `test_the_noise_of_a_round_has_the_charged_law_whoever_replies`.
+@pytest.mark.nightly
 def test_ten_million_parameters_go_through_a_round(tmp_path: Path) -> None:
     size = 10_000_000
     plan = plan_of(2, noise_multiplier=1e-3)

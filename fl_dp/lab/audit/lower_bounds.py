@@ -72,8 +72,8 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
     low = betaincinv(successes, trials - successes + 1, alpha / 2.0) if successes else 0.0
     high = 1.0
     if successes < trials:
-        high = betainccinv(successes + 1, trials - successes, alpha / 2.0)
-    return float(low), float(high)
+        high = float(betainccinv(successes + 1, trials - successes, alpha / 2.0))
+    return float(low), high
 
 
 def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> float:
