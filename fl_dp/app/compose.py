@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .overrides import (
     ConfigError,
     check_keys,
     check_values,
     config_folder,
+    group_options,
     missing_key,
     parsed,
     wrong_value,
@@ -26,6 +28,10 @@ from .overrides import (
 from .recipes import with_recipe
 from .schema import register_options, settings_of
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 __all__ = ["ConfigError", "compose_settings", "config_folder", "expand_sweep"]
 
@@ -47,8 +53,6 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     """Compose once: a command and its plan ask for the same."""
     check_keys(overrides)
     # Imported late: they take a third of a second, and a misspelt key is shown at once.
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -56,17 +60,11 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     read = [parsed(text) for text in overrides]
     check_values(read)
     try:
-        # A ServerApp runs in a thread of a process where Hydra may be in use already.
-        with _hydra_is_global:
-            register_options()
-            outer = GlobalHydra.instance().hydra
-            GlobalHydra.instance().clear()
-            try:
-                with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                    written = [str(override.input_line) for override in read]
-                    composed = compose("config", overrides=list(with_recipe(written)))
-            finally:
-                GlobalHydra.instance().hydra = outer
+        every = [parsed(text) for text in with_recipe([str(each.input_line) for each in read])]
+        chosen = [str(each.input_line) for each in every if not _is_value(each)]
+        composed = deepcopy(_chosen(tuple(chosen), folder))
+        for each in filter(_is_value, every):  # as Hydra does, after all that is chosen
+            OmegaConf.update(composed, each.key_or_group, each.value(), merge=True)
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
@@ -79,6 +77,31 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
+
+
+def _is_value(override: Override) -> bool:
+    """Tell whether an override gives a key a value: Hydra chooses options, and adds and deletes."""
+    from hydra.core.override_parser.types import OverrideType
+
+    return override.type is OverrideType.CHANGE and override.key_or_group not in group_options()
+
+
+@lru_cache(maxsize=64)
+def _chosen(overrides: tuple[str, ...], folder: Path) -> DictConfig:
+    """What Hydra composes, which takes most of the time: settings of a sweep have it in common."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    # A ServerApp runs in a thread of a process where Hydra may be in use already.
+    with _hydra_is_global:
+        register_options()
+        outer = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
+                return compose("config", overrides=list(overrides))
+        finally:
+            GlobalHydra.instance().hydra = outer
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:

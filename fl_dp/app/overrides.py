@@ -89,6 +89,9 @@ def check_values(overrides: Sequence[Override]) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from .schema import new_schema
+
+    schema = new_schema()
     for override in overrides:
         key, text = override.key_or_group, str(override.input_line)
         written = text.partition("=")[2]
@@ -104,7 +107,8 @@ def check_values(overrides: Sequence[Override]) -> None:
             _check_option(key, str(override.value()))
             continue
         try:
-            OmegaConf.update(_schema_of(key), key, override.value())
+            _add_option_of(key, schema)
+            OmegaConf.update(schema, key, override.value())
         except OmegaConfBaseException as error:
             wrong = str(error.full_key or key)
             raise ConfigError(wrong_value(wrong, written)) from error
@@ -219,14 +223,11 @@ def wrong_value(key: str, written: str | None) -> str:
     return f"{text}, got {written!r}"
 
 
-def _schema_of(key: str) -> DictConfig:
-    """A schema that has a key, under the key's first option if any."""
-    from .schema import new_schema
-
-    schema, setting = new_schema(), all_keys().get(key)
+def _add_option_of(key: str, schema: DictConfig) -> None:
+    """Choose in a schema the first option that has a key, if not every option has it."""
+    setting = all_keys().get(key)
     if setting is not None and setting.options:
         schema[setting.group] = OPTIONS[setting.group][setting.options[0]]
-    return schema
 
 
 def _check_option(group: str, option: str) -> None:
