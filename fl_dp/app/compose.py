@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .overrides import (
     ConfigError,
@@ -27,7 +27,7 @@ from .overrides import (
 )
 from .recipes import with_recipe
 from .schema import register_options, settings_of
-from .settings import Settings
+from .settings import OPTIONS, Settings
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -61,9 +61,15 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     check_values(read)
     try:
         every = [parsed(text) for text in with_recipe([str(each.input_line) for each in read])]
-        chosen = [str(each.input_line) for each in every if not _is_value(each)]
-        composed = deepcopy(_chosen(tuple(chosen), folder))
-        for each in filter(_is_value, every):  # as Hydra does, after all that is chosen
+        values = [each for each in every if _is_value(each)]
+        choices = [each for each in every if not _is_value(each)]
+        options = _options(choices)
+        by_hydra = [str(each.input_line) for each in choices if each.key_or_group not in options]
+        composed = deepcopy(_chosen(tuple(by_hydra), folder))
+        for group, option in options.items():
+            composed[group] = option
+            OmegaConf.set_readonly(composed[group], None)
+        for each in values:  # as Hydra does, after all that is chosen
             OmegaConf.update(composed, each.key_or_group, each.value(), merge=True)
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
@@ -81,9 +87,26 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
 
 def _is_value(override: Override) -> bool:
     """Tell whether an override gives a key a value: Hydra chooses options, and adds and deletes."""
+    return _changes(override) and override.key_or_group not in group_options()
+
+
+def _changes(override: Override) -> bool:
     from hydra.core.override_parser.types import OverrideType
 
-    return override.type is OverrideType.CHANGE and override.key_or_group not in group_options()
+    return override.type is OverrideType.CHANGE
+
+
+def _options(choices: Sequence[Override]) -> dict[str, Any]:
+    """Options that need no Hydra: of no file, where no file says more of their keys."""
+    groups = [choice.key_or_group for choice in choices]
+    once = len(set(groups)) == len(groups)
+    if not once or "experiment" in groups or not all(map(_changes, choices)):
+        return {}
+    return {
+        choice.key_or_group: OPTIONS[choice.key_or_group][str(choice.value())]
+        for choice in choices
+        if choice.key_or_group in OPTIONS
+    }
 
 
 @lru_cache(maxsize=64)
