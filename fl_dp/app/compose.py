@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .overrides import (
     ConfigError,
@@ -25,8 +25,8 @@ from .overrides import (
     parsed,
     wrong_value,
 )
-from .recipes import with_recipe
-from .schema import register_options, settings_of
+from .recipes import entries, with_recipe
+from .schema import groups, register_options, settings_of
 from .settings import OPTIONS, Settings
 
 if TYPE_CHECKING:
@@ -61,16 +61,12 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     check_values(read)
     try:
         every = [parsed(text) for text in with_recipe([str(each.input_line) for each in read])]
-        values = [each for each in every if _is_value(each)]
-        choices = [each for each in every if not _is_value(each)]
-        options = _options(choices)
-        by_hydra = [str(each.input_line) for each in choices if each.key_or_group not in options]
-        composed = deepcopy(_chosen(tuple(by_hydra), folder))
-        for group, option in options.items():
-            composed[group] = option
-            OmegaConf.set_readonly(composed[group], None)
-        for each in values:  # as Hydra does, after all that is chosen
-            OmegaConf.update(composed, each.key_or_group, each.value(), merge=True)
+        ours = _without_hydra(every)
+        composed = deepcopy(
+            _chosen(tuple(str(each.input_line) for each in every if each not in ours), folder)
+        )
+        for each in ours:
+            _apply(each, composed)
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
@@ -85,28 +81,47 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     return settings
 
 
-def _is_value(override: Override) -> bool:
-    """Tell whether an override gives a key a value: Hydra chooses options, and adds and deletes."""
-    return _changes(override) and override.key_or_group not in group_options()
+def _without_hydra(every: Sequence[Override]) -> list[Override]:
+    """Overrides that are applied after what Hydra composes, in order: chosen options come first.
 
-
-def _changes(override: Override) -> bool:
+    All is Hydra's where it has more to say: of a choice made twice, or of `+` and `++`.
+    """
     from hydra.core.override_parser.types import OverrideType
 
-    return override.type is OverrideType.CHANGE
+    changed = [each for each in every if each.type is OverrideType.CHANGE]
+    choices = [each for each in changed if each.key_or_group in group_options()]
+    removed = [
+        each
+        for each in every
+        if each.is_delete()
+        and each.value() is None
+        and each.key_or_group in groups().keys() - set(group_options())
+    ]
+    once = [each.key_or_group for each in [*choices, *removed]]
+    if len(changed) + len(removed) < len(every) or len(set(once)) < len(once):
+        return []
+    # An experiment's file gives values to the keys of options.
+    names = [each.value() for each in choices if each.key_or_group == "experiment"]
+    said = [key for name in names if name for key, _ in entries(f"experiment/{name}")]
+    here = OPTIONS.keys() - {key.partition(".")[0] for key in said if "." in key}
+    return [
+        *(each for each in choices if each.key_or_group in here),
+        *(each for each in every if each not in choices),
+    ]
 
 
-def _options(choices: Sequence[Override]) -> dict[str, Any]:
-    """Options that need no Hydra: of no file, where no file says more of their keys."""
-    groups = [choice.key_or_group for choice in choices]
-    once = len(set(groups)) == len(groups)
-    if not once or "experiment" in groups or not all(map(_changes, choices)):
-        return {}
-    return {
-        choice.key_or_group: OPTIONS[choice.key_or_group][str(choice.value())]
-        for choice in choices
-        if choice.key_or_group in OPTIONS
-    }
+def _apply(override: Override, composed: DictConfig) -> None:
+    from omegaconf import OmegaConf, open_dict
+
+    key = override.key_or_group
+    if key in OPTIONS:
+        composed[key] = OPTIONS[key][str(override.value())]
+        OmegaConf.set_readonly(composed[key], None)
+    elif override.is_delete():
+        with open_dict(composed):
+            del composed[key]
+    else:
+        OmegaConf.update(composed, key, override.value(), merge=True)
 
 
 @lru_cache(maxsize=64)
