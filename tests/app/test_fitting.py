@@ -26,21 +26,27 @@ from fl_dp.updates.compression_options import CompressionOptions
 
 CLIENTS = 40
 PLANNED = {each.mode: each for each in PROMISES if isinstance(each, PromiseSettings)}
-# Beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
+# Far beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
 SMALL = (
-    *("rounds=4", f"task.num_clients={CLIENTS}", "privacy.epsilon=150", "privacy.delta=1e-4"),
+    *("rounds=4", f"task.num_clients={CLIENTS}", "privacy.epsilon=1000", "privacy.delta=1e-4"),
     "model=logistic",
 )
 ALONE = {
     "correlated": ("selection=public", "privacy.bands=2", "selection.sampling_rate=0.1"),
-    "grouped": ("selection.budgets=[140,150]", "selection.shares=[0.5,0.5]"),
+    "grouped": ("privacy.epsilon=150", "selection.budgets=[140,150]", "selection.shares=[0.5,0.5]"),
     "local": ("selection.sampling_rate=1",),
     "distributed": ("selection.sampling_rate=1",),
     "distributed_records": ("privacy.secure_sum.bits=32",),
 }
 """What a kind needs besides its name."""
 NEEDS: dict[str, tuple[str, ...]] = {
-    "selection=own_budgets": ("selection.budgets=[140,150]", "selection.shares=[0.5,0.5]"),
+    # Noise that is given: the composition of such cohorts is computed for seconds.
+    "selection=fixed": ("privacy.epsilon=null", "privacy.noise_multiplier=1"),
+    "selection=own_budgets": (
+        "privacy.epsilon=150",
+        "selection.budgets=[140,150]",
+        "selection.shares=[0.5,0.5]",
+    ),
     "schedule=custom": ("schedule.weights=[1,2,2,3]",),
     "total_weight=30": ("weight_cap=9",),
     "metrics.loss=[0,5]": ("metrics.scalar_noise_std=9",),
