@@ -39,6 +39,7 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
         "run",
         "--json",
         "simulation.engine=flower",
+        "simulation.workers=1",
         "task.num_clients=20",
         "rounds=3",
         "privacy.epsilon=4",
