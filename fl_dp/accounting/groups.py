@@ -96,6 +96,12 @@ def _divergences(
     return np.full(len(ORDERS), math.inf)
 
 
+def _log_sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log of the sum over the first axis, of finite terms: SciPy's takes far longer."""
+    largest = terms.max(axis=0)
+    return np.asarray(largest + np.log(np.exp(terms - largest).sum(axis=0)))
+
+
 def _of_mixture(z: float, rate: float, size: int, order: float) -> float:
     """The larger divergence of both directions between N(0, z^2) and the mixture."""
     drawn = np.arange(size + 1.0)
@@ -104,7 +110,7 @@ def _of_mixture(z: float, rate: float, size: int, order: float) -> float:
     def losses(x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return log(mixture / N(0, z^2)) at each x."""
         terms = log_share[:, None] + (drawn[:, None] * x - drawn[:, None] ** 2 / 2.0) / z**2
-        return np.asarray(logsumexp(terms, axis=0))
+        return _log_sum(terms)
 
     def log_moment(power: float, modes: tuple[float, float], step: float) -> float:
         """Return log E[(mixture / N(0, z^2))^power] over x ~ N(0, z^2)."""
@@ -113,7 +119,7 @@ def _of_mixture(z: float, rate: float, size: int, order: float) -> float:
             return math.inf
         x = np.arange(low, high, step)
         density = -0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2.0 * math.pi))
-        return float(logsumexp(power * losses(x) + density)) + math.log(step)
+        return float(_log_sum(power * losses(x) + density)) + math.log(step)
 
     # With the mixture first, the mass lies between 0 and order * size, in bells as wide as z.
     first = log_moment(order, (0.0, order * size), z / _STEPS)
