@@ -59,7 +59,7 @@ def trained(folder: Path, *overrides: str) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    "privacy", ["privacy.epsilon=50", "privacy=dp_sgd dp_sgd.epsilon=50 dp_sgd.steps=2"]
+    "privacy", ["privacy.epsilon=50", "privacy=dp_sgd dp_sgd.epsilon=50 dp_sgd.steps=2 rounds=2"]
 )
 def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
     tmp_path: Path, cache: Path, privacy: str
