@@ -129,7 +129,10 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message,
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("privacy=dp_sgd", "dp_sgd.epsilon=8", "selection.sampling_rate=1", "rounds=3"),
+        (
+            *("privacy=dp_sgd", "dp_sgd.epsilon=8", "dp_sgd.steps=12"),
+            *("selection.sampling_rate=1", "rounds=3", "client.learning_rate=0.3"),
+        ),
         (
             "privacy=distributed_records",
             "privacy.epsilon=8",

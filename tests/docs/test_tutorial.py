@@ -40,7 +40,9 @@ def test_each_block_of_the_tutorial_runs_after_the_one_before(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("less", [["rounds=2"], pytest.param([], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "less", [["rounds=2", "dp_sgd.steps=2"], pytest.param([], marks=pytest.mark.nightly)]
+)
 def test_the_tutorial_s_command_trains_and_names_the_epsilon_of_a_record(
     less: list[str],
     tmp_path: Path,
