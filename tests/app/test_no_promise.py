@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from command_line import call, said_on_stderr
+from command_line import call, said_on_stderr, train_here, use
 
 from fl_dp.promise import is_promise
 from fl_dp.strategies import DPFedAvg
@@ -38,6 +38,7 @@ def test_every_screen_of_a_run_says_no_privacy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    use(monkeypatch, train_here)
     done = call("run", *TINY, *MEANS_NOTHING["seed"], "run_name=seen", "report=html")
     assert done.exit_code == 0, done.stderr
     terminal = " ".join(done.stdout.split())
@@ -70,6 +71,7 @@ def test_a_promise_to_records_says_it_in_the_plan_and_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    use(monkeypatch, train_here)
     generator = call("plan", *OF_RECORDS, "dp_sgd.secure_randomness=false")
     assert "NO PRIVACY" in said_on_stderr(generator)
     settings = [*OF_RECORDS, "dp_sgd.epsilon=1e9", "dp_sgd.delta=1e-5"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import call
+from command_line import call, train_here, use
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 
@@ -50,6 +50,8 @@ def test_the_tutorial_s_command_trains_and_names_the_epsilon_of_a_record(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if less:
+        use(monkeypatch, train_here)
     (line,) = re.findall(r"^fl-dp (.*)$", PAGE, re.MULTILINE)
     assert call(*line.split(), *less).exit_code == 0
     assert (tmp_path / "runs/records/privacy.md").is_file()
