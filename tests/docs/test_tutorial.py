@@ -1,7 +1,4 @@
-"""The tutorial runs as one Python session: at night word for word, by default in few rounds.
-
-Its commands are tests of their own.
-"""
+"""The tutorial runs word for word, as one Python session; its commands are tests of their own."""
 
 from __future__ import annotations
 
@@ -15,25 +12,18 @@ from command_line import call, train_here, use
 PAGE = (Path(__file__).resolve().parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 
 
-ROUNDS = re.compile(r"\brounds=(\d+)")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_each_block_of_the_tutorial_runs_after_the_one_before(
-    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     session: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        if not whole:
-            code = ROUNDS.sub(lambda written: f"rounds={int(written[1]) // 10}", code)
         exec(compile(code, "docs/tutorial.md", "exec"), session)
     printed = capsys.readouterr().out
-    accuracy = float(re.findall(r"accuracy (0\.\d+) at epsilon 8\.00", printed)[0])
-    assert accuracy > (0.6 if whole else 0.0)
+    assert float(re.findall(r"accuracy (0\.\d+) at epsilon 8\.00", printed)[0]) > 0.6
     assert "**epsilon 8.0000 at delta 0.00295**" in printed
     assert "each node's own software to clip and to add its share of noise" in printed
     assert (tmp_path / "accuracy.png").stat().st_size > 5_000
