@@ -13,25 +13,19 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .overrides import (
     ConfigError,
     check_keys,
     check_values,
     config_folder,
-    group_options,
     missing_key,
     parsed,
     wrong_value,
 )
-from .recipes import entries, with_recipe
-from .schema import groups, register_options, settings_of
-from .settings import OPTIONS, Settings
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
+from .recipes import with_recipe
+from .schema import register_options, settings_of
+from .settings import Settings
 
 __all__ = ["ConfigError", "compose_settings", "config_folder", "expand_sweep"]
 
@@ -53,6 +47,8 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     """Compose once: a command and its plan ask for the same."""
     check_keys(overrides)
     # Imported late: they take a third of a second, and a misspelt key is shown at once.
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -60,13 +56,17 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     read = [parsed(text) for text in overrides]
     check_values(read)
     try:
-        every = [parsed(text) for text in with_recipe([str(each.input_line) for each in read])]
-        ours = _without_hydra(every)
-        composed = deepcopy(
-            _chosen(tuple(str(each.input_line) for each in every if each not in ours), folder)
-        )
-        for each in ours:
-            _apply(each, composed)
+        # A ServerApp runs in a thread of a process where Hydra may be in use already.
+        with _hydra_is_global:
+            register_options()
+            outer = GlobalHydra.instance().hydra
+            GlobalHydra.instance().clear()
+            try:
+                with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
+                    written = [str(override.input_line) for override in read]
+                    composed = compose("config", overrides=list(with_recipe(written)))
+            finally:
+                GlobalHydra.instance().hydra = outer
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
@@ -79,67 +79,6 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
-
-
-def _without_hydra(every: Sequence[Override]) -> list[Override]:
-    """Overrides that are applied after what Hydra composes, in order: chosen options come first.
-
-    All is Hydra's where it has more to say: of a choice made twice, or of `+` and `++`.
-    """
-    from hydra.core.override_parser.types import OverrideType
-
-    changed = [each for each in every if each.type is OverrideType.CHANGE]
-    choices = [each for each in changed if each.key_or_group in group_options()]
-    removed = [
-        each
-        for each in every
-        if each.is_delete()
-        and each.value() is None
-        and each.key_or_group in groups().keys() - set(group_options())
-    ]
-    once = [each.key_or_group for each in [*choices, *removed]]
-    if len(changed) + len(removed) < len(every) or len(set(once)) < len(once):
-        return []
-    # An experiment's file gives values to the keys of options.
-    names = [each.value() for each in choices if each.key_or_group == "experiment"]
-    said = [key for name in names if name for key, _ in entries(f"experiment/{name}")]
-    here = OPTIONS.keys() - {key.partition(".")[0] for key in said if "." in key}
-    return [
-        *(each for each in choices if each.key_or_group in here),
-        *(each for each in every if each not in choices),
-    ]
-
-
-def _apply(override: Override, composed: DictConfig) -> None:
-    from omegaconf import OmegaConf, open_dict
-
-    key = override.key_or_group
-    if key in OPTIONS:
-        composed[key] = OPTIONS[key][str(override.value())]
-        OmegaConf.set_readonly(composed[key], None)
-    elif override.is_delete():
-        with open_dict(composed):
-            del composed[key]
-    else:
-        OmegaConf.update(composed, key, override.value(), merge=True)
-
-
-@lru_cache(maxsize=64)
-def _chosen(overrides: tuple[str, ...], folder: Path) -> DictConfig:
-    """What Hydra composes, which takes most of the time: settings of a sweep have it in common."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    # A ServerApp runs in a thread of a process where Hydra may be in use already.
-    with _hydra_is_global:
-        register_options()
-        outer = GlobalHydra.instance().hydra
-        GlobalHydra.instance().clear()
-        try:
-            with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                return compose("config", overrides=list(overrides))
-        finally:
-            GlobalHydra.instance().hydra = outer
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
