@@ -128,7 +128,7 @@ def test_the_formula_of_exposures_splits_the_classic_noise_evenly() -> None:
 def test_discounting_rounds_spends_less_than_not_to(
     claimed: float, spent: tuple[float, ...]
 ) -> None:
-    """Noise of the formula for T rounds, then for fewer; docs/experiments.md has one of them."""
+    """Noise of the formula for T rounds, then for fewer."""
 
     def noise(rounds: int) -> float:
         return udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=rounds)
