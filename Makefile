@@ -103,7 +103,7 @@ flower: $(STAMP) ## Flower's part of the tests with another version: FLWR=flwr-n
 	mkdir .venv-flower/locked
 	ln -s "$$($(BIN)/python $(PURELIB))"/* .venv-flower/locked
 	rm .venv-flower/locked/flwr* .venv-flower/locked/*fl_dp*
-	ln -s "$(CURDIR)/$(BIN)/ruff" .venv-flower/bin
+	ln -s "$(CURDIR)/$(BIN)/ruff" "$(CURDIR)/$(BIN)/uv" .venv-flower/bin
 	echo "import site; site.addsitedir('$(CURDIR)/.venv-flower/locked')" \
 	  > "$$(.venv-flower/bin/python $(PURELIB))/locked.pth"
 	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps "$(FLWR)"
