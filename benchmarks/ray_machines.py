@@ -91,7 +91,7 @@ class RayMachines:
         raise RuntimeError(f"Ray did not start on {host}: {log.read_text(encoding='utf-8')[-500:]}")
 
     def _started(self, words: list[str], host: str, log: Path) -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).parent / "ray"), "start", "--block", *words]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
         command += [f"--node-ip-address={host}", "--disable-usage-stats"]
         with log.open("wb") as stream:
             return subprocess.Popen(

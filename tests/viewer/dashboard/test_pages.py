@@ -12,7 +12,7 @@ from pages import Page, require_harmless
 from starlette.testclient import TestClient
 from written_runs import write_run
 
-SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7*7}}"
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7007*7}}"
 
 
 def client_of(root: Path) -> TestClient:
@@ -162,7 +162,7 @@ def test_html_in_names_settings_and_log_lines_stays_text(tmp_path: Path) -> None
         text = client.get(page).text
         assert client.get(page).status_code == 200, page
         require_harmless(text)
-        assert "49" not in re.findall(r"\{\{|\b49\b", text)  # not a template either
+        assert "49049" not in text  # not a template either
         assert "<img src=x" not in text
 
 
