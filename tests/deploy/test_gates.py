@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gated_deployment import GatedDeployment
+from known_gate import NEEDS_GATE
 from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
@@ -85,6 +86,7 @@ POLICY = {
 }
 
 
+@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")

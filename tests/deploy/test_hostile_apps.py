@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from gated_deployment import GatedDeployment
+from known_gate import NEEDS_GATE
 from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
@@ -167,6 +168,7 @@ def require_noised_models(arrived: dict[str, Any], way: str) -> None:
         assert moved == pytest.approx(0.0 if way in WITHOUT_UPDATE else 1.0, abs=0.08)
 
 
+@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from deployment import Deployment
 from flwr.cli.build import build_fab_from_disk
+from known_gate import NEEDS_GATE
 from waiting import until
 from written_apps import PUBLISHER, write_app
 
@@ -120,6 +121,7 @@ class NamedApps(Deployment):
         return (*command, "--cooperative", "--insecure")
 
 
+@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
