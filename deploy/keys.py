@@ -4,7 +4,7 @@
     python deploy/keys.py node /etc/fl-dp/north/node.key
     python deploy/keys.py signer reviewer.key
 
-Nothing is overwritten: what is there is kept and said, so a command can be repeated. Only their
+Existing files are kept, and the output names them, so a command can be repeated. Only their
 owner can read secret files. They stay where they were made; a command prints last what must be
 carried to others.
 """

@@ -166,23 +166,25 @@ class ContributionCheck:
                 estimate,
             )
 
-    def conclude(self) -> None:
+    def conclude(self, *, earlier_rounds: int = 0) -> None:
         """Judge a training that is over. One without privacy keeps its model if anybody was drawn.
+
+        Of `earlier_rounds`, before the training was resumed, nothing is known here.
 
         Raises:
             NobodyContributes: If nobody was drawn in any round, or nobody contributed: surely,
                 where counts are exact. Else, if three quarters of the drawn units contribute, the
                 probability is at most `SUSPICION`.
         """
-        if self._rounds and self._expected == 0.0:
+        if self._rounds and not earlier_rounds and self._expected == 0.0:
             raise NobodyContributes(
                 f"nobody was drawn in any of the {self._rounds} rounds, and the model is still the "
                 "first one: draw more clients in each round, or train for more rounds"
             )
-        if self._plan is None or not self._rounds:
+        if self._plan is None:
             return
         if self._variance == 0.0:
-            failed = self._counted == 0.0
+            failed = self._counted == 0.0 < self._expected
         else:
             failed = self._log_ratio >= -math.log(SUSPICION)
         if failed:

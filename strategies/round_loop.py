@@ -194,7 +194,7 @@ class RoundLoop(ABC):
                 )
                 break
         if self._contribution_check is not None:
-            self._contribution_check.conclude()
+            self._contribution_check.conclude(earlier_rounds=done)
         self._log.finished(result, time.monotonic() - began)
         return result
 

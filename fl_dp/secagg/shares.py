@@ -107,9 +107,11 @@ def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
 @lru_cache(maxsize=1024)
 def _weights(xs: Collection[int], at: int) -> tuple[int, ...]:
     """Lagrange's weights: prod (at - y) / (x - y) over the other points y."""
-    weights, over = [], [_LOGARITHMS[at ^ y] for y in xs]
-    every = sum(over)
-    for x, own in zip(xs, over, strict=True):
-        under = sum(_LOGARITHMS[x ^ y] for y in xs if y != x)
-        weights.append(_POWERS[(every - own - under) % 255])
+    weights = []
+    for x in xs:
+        weight = 1
+        for y in xs:
+            if y != x:
+                weight = times(weight, times(at ^ y, inverse(x ^ y)))
+        weights.append(weight)
     return tuple(weights)
