@@ -231,11 +231,30 @@ class RunFolder:
         if record_plan is not None:
             of_records = statement_of_records(record_plan, self.read_settings())
         if of_clients is not None:
-            self.write_statement(replace(of_clients, records=of_records))
+            known = self._known_at_the_end(of_clients.rounds)
+            self.write_statement(replace(of_clients, records=of_records, **known))
         elif of_records is not None:
             rounds = max(len(self.read_metrics()) - 1, 0)
-            self.write_statement(replace(of_records, rounds=rounds))
+            known = self._known_at_the_end(rounds)
+            self.write_statement(replace(of_records, rounds=rounds, **known))
         return of_clients is not None or of_records is not None
+
+    def _known_at_the_end(self, rounds: int) -> dict[str, Any]:
+        """Fields of the run's own statement that neither ledger nor plan tells.
+
+        Its failure is that of the run only if no round came after it.
+        """
+        if not self.statement.is_file():
+            return {}
+        written = self.read_statement()
+        known: dict[str, Any] = {
+            name: tuple(written[name])
+            for name in ("shared_parameters", "public_inputs")
+            if written.get(name) is not None
+        }
+        if written.get("rounds") == rounds:
+            known["failure"] = written.get("failure")
+        return known
 
     def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
         """Write the DP-SGD plan and return it; a resumed run uses and returns the existing one."""
