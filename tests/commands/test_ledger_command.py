@@ -179,6 +179,17 @@ def test_a_ledger_of_which_nothing_was_spent_is_shown(tmp_path: Path) -> None:
     assert "--check" in nothing
 
 
+def test_a_statement_that_is_written_again_keeps_what_the_run_alone_knew(run: RunFolder) -> None:
+    known = {"failure": "nobody", "public_inputs": ["an encoder"], "shared_parameters": ["w"]}
+    written = run.read_statement() | known
+    run.statement.write_text(json.dumps(written), encoding="utf-8")
+    run.write_statement_of_ledger()
+    assert {name: run.read_statement()[name] for name in known} == known
+    run.statement.write_text(json.dumps(written | {"rounds": 0}), encoding="utf-8")
+    run.write_statement_of_ledger()  # of more rounds: the failure may be over
+    assert "failure" not in run.read_statement()
+
+
 def test_an_edited_page_is_status_1(run: RunFolder) -> None:
     page = run.statement_page.read_text()
     run.statement_page.write_text(page.replace("epsilon ", "epsilon 0.", 1))
