@@ -46,7 +46,10 @@ def distinct_state(model: nn.Module) -> dict[str, Tensor]:
 
 def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Copy a model's state from any device to arrays, named and ordered as `distinct_state`."""
-    return {name: tensor.cpu().numpy().copy() for name, tensor in distinct_state(model).items()}
+    return {
+        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+        for name, tensor in distinct_state(model).items()
+    }
 
 
 def set_arrays(

@@ -16,6 +16,7 @@ from fl_dp.documents import real_number
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.option_errors import require_positive
 from fl_dp.updates import VectorLayout
+from fl_dp.updates.arrays import own_copy, plain_array
 
 from .records import Config, metrics_in
 
@@ -141,7 +142,9 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
     require_sent = getattr(client, "require_sent", None)
     if require_sent is not None:  # a `NumPyClient` sees no names
         require_sent(model.keys(), config)
-    parameters, num_examples, metrics = client.fit(model.to_numpy_ndarrays(), dict(config))
+    parameters, num_examples, metrics = client.fit(
+        [own_copy(array) for array in model.values()], dict(config)
+    )
     if len(parameters) != len(model):
         raise ValueError(f"fit returned {len(parameters)} arrays, the model has {len(model)}")
     arrays = {}
@@ -154,7 +157,7 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
 
 def _array_like(received: Array, values: Any) -> Array:
     """A trained array; 16-bit integers that represent bfloat16 have its name again."""
-    array = Array(np.asarray(values))
+    array = plain_array(np.asarray(values))
     if received.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
         array.dtype = received.dtype
     return array

@@ -82,6 +82,17 @@ def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
     return form, items
 
 
+def own_copy(array: Array) -> NDArray[Any]:
+    """What `Array.numpy` returns, copied once instead of three times.
+
+    Raises:
+        ValueError: As `read`.
+    """
+    if array.stype != _STYPE:
+        raise ValueError(f"its serialization type is not '{_STYPE}'")
+    return _items(array.data)[1].copy(order="K")
+
+
 def values_of(array: Array) -> NDArray[np.floating]:
     """Numbers of a floating-point array: float16, 32, 64 or long double; see `read`.
 
@@ -111,7 +122,13 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
 
 
 def plain_array(items: NDArray[Any], *, declared: str | None = None) -> Array:
-    """The items as Flower would write them, copied once instead of three times."""
+    """The items as Flower would write them, copied once instead of three times.
+
+    Raises:
+        ValueError: They are Python objects.
+    """
+    if items.dtype.hasobject:
+        raise ValueError(f"an array of {items.dtype} holds Python objects: give numbers")
     items = np.asarray(items, order="C")
     flat = items.reshape(-1)
 

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD
 from fl_dp.clients.clipped_gradients import ClippedGradients
-from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd
+from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd, with_noise
 from fl_dp.clients.made_up_records import gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import Dataset
@@ -66,6 +67,17 @@ def plan_of(**changes: Any) -> RecordPlan:
 
 
 # Noise.
+
+
+def test_a_sum_gets_its_noise_as_the_mechanism_adds_it(device: torch.device) -> None:
+    mechanism = GaussianMechanism(noise_multiplier=SIGMA, clipping_norm=NORM)
+    rng = np.random.default_rng(0)
+    total = np.concatenate([rng.normal(size=100_000), [-0.0, 1e9, -1e9, 5e-324, -mechanism.grid]])
+    noise = mechanism.noise(total.size, SecureRandom(insecure_seed=0))
+    expected = mechanism.release(np.trunc(total / mechanism.grid), noise)
+    given = torch.from_numpy(total.copy()).to(device)
+    private = with_noise(given, noise, grid=mechanism.grid)
+    np.testing.assert_array_equal(private.cpu().numpy(), expected)
 
 
 def noise_of(device: torch.device, *, secure: bool) -> Tensor:

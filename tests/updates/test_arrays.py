@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import tracemalloc
 from typing import Any
@@ -13,7 +14,15 @@ from flwr.app import Array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_dp.updates.arrays import array_of, narrowed, read, values_of, widened
+from fl_dp.updates.arrays import (
+    array_of,
+    narrowed,
+    own_copy,
+    plain_array,
+    read,
+    values_of,
+    widened,
+)
 
 FLOATS = [np.float16, np.float32, np.float64, np.longdouble, ">f4", ">f8"]
 EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16)
@@ -60,6 +69,30 @@ def test_every_floating_point_array_is_read_as_numpy_reads_it(
     again = array_of(values.astype(np.float64), form)
     assert (again.dtype, again.shape, again.stype) == (array.dtype, array.shape, array.stype)
     np.testing.assert_array_equal(again.numpy().astype(np.float64), values.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.bool_, np.int64, ">i4"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3, 4)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_one_copy_is_what_flower_writes_and_reads(
+    dtype: Any, shape: tuple[int, ...], order: Any
+) -> None:
+    given_values = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype(dtype), order=order)
+    theirs, ours = Array(given_values), plain_array(given_values)
+    assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+    read_by_them, read_by_us = theirs.numpy(), own_copy(theirs)
+    for values in (read_by_us, ours.numpy()):
+        np.testing.assert_array_equal(values, read_by_them, strict=True)
+    assert read_by_us.flags.f_contiguous == read_by_them.flags.f_contiguous
+    read_by_us[...] = 1  # its own memory: nobody else sees this
+    np.testing.assert_array_equal(theirs.numpy(), read_by_them)
+
+
+def test_python_objects_are_neither_written_nor_copied() -> None:
+    with pytest.raises(ValueError, match="an array of object holds Python objects: give numbers"):
+        plain_array(np.array([object()]))
+    with pytest.raises(ValueError, match="its serialization type is not"):
+        own_copy(Array("float32", (1,), "pickle", b""))
 
 
 def test_an_array_is_read_without_a_copy_and_can_not_be_written_to() -> None:
