@@ -68,7 +68,7 @@ class HookGradients:
         """
         self._template, self._loss = template, loss
         self._singly = SingleRecords(template, loss)
-        self._wrapped(0)  # Opacus refuses here a model that it can't train
+        self._wrapped(0).remove_hooks()  # Opacus refuses here a model that it can't train
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
@@ -85,18 +85,26 @@ class HookGradients:
             RowsAreNotRecords: A layer sees another number of rows.
             Exception: Any error of model and loss at these records.
         """
-        wrapped, criterion = self._wrapped(len(targets)), copy.deepcopy(self._loss)
+        wrapped = self._wrapped(len(targets))
+        try:
+            self._pass_back(wrapped, inputs, targets)
+            named = dict(wrapped._module.named_parameters())
+            return self._summed(wrapped, [named[name] for name in self._template.parameters], clip)
+        finally:
+            # The hooks hold the wrapper, which holds them: all records' gradients would wait for
+            # Python's collector, pass after pass.
+            wrapped.remove_hooks()
+
+    def _pass_back(self, wrapped: _RecordRows, inputs: Any, targets: Tensor) -> None:
         # Copies, as a forward pass may write into them.
         inputs, targets = mapped(Tensor.clone, (inputs, targets))
-        coins = CoinsOfRecords(len(targets))
+        criterion, coins = copy.deepcopy(self._loss), CoinsOfRecords(len(targets))
         with coins, IndicesInRange(), torch.enable_grad(), warnings.catch_warnings():
             # PyTorch warns in every round of Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             losses = criterion(outputs_of(wrapped, inputs), targets)
             # The sum of losses, as a mean would round twice: dividing, and multiplying later.
             losses.sum().backward()
-        named = dict(wrapped._module.named_parameters())
-        return self._summed(wrapped, [named[name] for name in self._template.parameters], clip)
 
     def _wrapped(self, records: int) -> _RecordRows:
         return _RecordRows(self._template.copy(), records)

@@ -82,13 +82,14 @@ def test_the_command_has_every_section_that_there_is(gpu: ModuleType, cases: Mod
 
 def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
     [small, theirs] = measured("units", units=(3,), cohort=2, records=2)
-    assert (small["at_once"], small["largest_difference"]) == (3, 0)
+    assert (small["at_once"], small["largest_difference"], small["apart"]) == (3, 0, 0)
     assert "pfl-research's CNN" in theirs["case"]
     assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in (small, theirs))
     rows = [{"section": "units", **row} for row in (small, theirs)]
     assert gpu.objections(rows) == []
-    [sentence] = gpu.objections([rows[0] | {"largest_difference": 2e-4}])
-    assert "differs from the CPU's by 0.0002" in sentence
+    assert gpu.objections([rows[0] | {"apart": 0.02, "largest_difference": 2e-4}]) == []
+    [sentence] = gpu.objections([rows[0] | {"apart": 0.03, "largest_difference": 2e-4}])
+    assert "3.0 % of the units differ from the CPU's, one by 0.0002" in sentence
 
 
 @pytest.mark.parametrize(

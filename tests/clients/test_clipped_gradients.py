@@ -5,6 +5,8 @@ What rounding did before is computed beside it where that is cheap, so that a te
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -314,3 +316,26 @@ def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "zeros_like", zeros_like)
     with pytest.raises(ValueError, match="train on the CPU or on CUDA"):
         ModuleTemplate(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["hooks", "ghost"])
+def test_no_pass_s_gradients_wait_for_python_s_collector(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[weakref.ref[nn.Module]] = []
+    copy = ModuleTemplate.copy
+
+    def copied(template: ModuleTemplate) -> nn.Module:
+        model = copy(template)
+        copies.append(weakref.ref(model))  # it holds the layers' inputs, and each record's gradient
+        return model
+
+    monkeypatch.setattr(ModuleTemplate, "copy", copied)
+    gc.disable()
+    try:
+        gradients = begun(kind, nn.Linear(WIDTH, CLASSES))
+        gradients.add(torch.randn(8, WIDTH), torch.arange(8) % CLASSES)
+        assert gradients.records == 8
+        assert [model() for model in copies] == [None] * len(copies) != []
+    finally:
+        gc.enable()
