@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -119,3 +121,44 @@ def test_its_packages_are_the_tested_ones() -> None:
     assert not {"torch", "ray"} & set(needed)
     for name in set(needed) - PEERS:
         assert needed[name] == locked[name], name
+
+
+ALONE = """
+import importlib.metadata, re, runpy, sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+requirements, script, section, rows = sys.argv[1:]
+
+def named(line):
+    return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", line)[0]).lower()
+
+there = {named(line) for line in Path(requirements).read_text().splitlines() if "==" in line}
+waiting = ["torch"]  # and what it needs, which is on the machine
+while waiting:
+    name = waiting.pop()
+    there.add(name)
+    for line in importlib.metadata.requires(name) or ():
+        if ";" not in line and named(line) not in there:
+            waiting.append(named(line))
+owners = importlib.metadata.packages_distributions()
+
+def is_there(name):
+    packages = {named(owner) for owner in owners.get(name, ())}
+    return not packages or packages & {*there, "fl-dp", "setuptools"}
+
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *places: find_spec(name, *places) if is_there(name) else None
+sys.path.insert(0, str(Path(script).parent))
+sys.argv = [script, section, "--device", "cpu", "--seconds", "60", "--rows", rows]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["CIFAR-10, fl-dp", "DP-SGD, small CNN"])
+def test_its_packages_suffice(section: str, tmp_path: Path) -> None:
+    benchmarks, rows = ROOT / "benchmarks", tmp_path / "rows.jsonl"
+    given = [benchmarks / "gpu_requirements.txt", benchmarks / "gpu_cases.py", section, rows]
+    subprocess.run([sys.executable, "-c", ALONE, *map(str, given)], check=True, cwd=tmp_path)
+    assert rows.read_text(encoding="utf-8").startswith("{")
