@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+_PATIENCE = 10.0  # seconds
+_NUM_THREADS = 17  # its place in /proc/PID/stat, after the name in brackets
 
 
 def descendants(pid: int) -> list[int]:
     """Ids of all processes that a process started, directly or indirectly."""
     children: dict[int, list[int]] = {}
-    for child, parent in _parents():
+    for child, parent in _living():
         children.setdefault(parent, []).append(child)
     pids = list(children.get(pid, ()))
     for descendant in pids:  # grows during the loop
@@ -23,10 +27,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_all(pids: list[int]) -> None:
-    """Kill processes, except those gone or of another user."""
+    """Kill processes, except those gone or of another user, and wait until they hold no lock."""
+    killed = set()
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    until = time.monotonic() + _PATIENCE
+    while killed & {pid for pid, _ in _living()} and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
@@ -38,7 +47,7 @@ def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)
-            process.wait(timeout=10.0)
+            process.wait(timeout=_PATIENCE)
         except (ProcessLookupError, PermissionError):
             break
         except subprocess.TimeoutExpired:
@@ -66,19 +75,25 @@ def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def _living() -> Iterator[tuple[int, int]]:
+    """Each process and its parent, without those that have ended and hold nothing (zombies)."""
     processes = Path("/proc")
     if not (processes / "self" / "stat").exists():
         listed = subprocess.run(
-            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+            ["ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, text=True, check=False
         )
         for line in listed.stdout.splitlines():
-            child, parent = line.split()
-            yield int(child), int(parent)
+            child, parent, state = line.split()
+            if state[0] != "Z":
+                yield int(child), int(parent)
         return
     for folder in processes.iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 # The name in brackets may hold anything, also brackets.
                 rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
-                yield int(folder.name), int(rest.split()[1])
+                fields = rest.split()
+                state, parent, threads = fields[0], fields[1], fields[_NUM_THREADS]
+                # A killed process counts as a zombie while its other threads still hold files.
+                if state != "Z" or int(threads) > 1:
+                    yield int(folder.name), int(parent)
