@@ -7,6 +7,7 @@ are handed over on arrival.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -21,6 +22,8 @@ from fl_dp.protocol.own_grid import simulates_nodes
 
 from .run_log import RunLog
 
+logger = logging.getLogger("flwr.fl_dp")
+
 Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
 """Exchange within a round: takes messages and seconds to wait, yields at most one reply each.
 
@@ -34,6 +37,7 @@ BATCH = 32
 SHORTEST_PAUSE = 0.02
 """Seconds before a grid is first polled again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
+_LOOK_AGAIN = 5.0  # seconds between looks at which nodes are there, while nobody answers
 _LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
 _DAY = 86_400.0
 ATTEMPTS = 3
@@ -68,8 +72,9 @@ def exchange(
 ) -> Iterator[Message]:
     """Send `messages` and yield replies as they arrive, at most one per message.
 
-    A reply belongs to the message it names, whatever its sender: Flower itself answers for a node
-    that is gone. Error replies are yielded, too. No yielded reply is kept; at most 32 wait here.
+    A reply belongs to the message it names, whatever its sender: Flower may answer itself for a
+    node that is gone. Where it does not (a nightly build of 1.43), such a node is not waited for
+    either. Error replies are yielded, too. No yielded reply is kept; at most 32 wait here.
     The grid's exceptions propagate; Flower's own grids repeat a failed call without limit.
 
     Args:
@@ -91,8 +96,9 @@ def exchange(
     unsent = iter(messages)
     # After 1/3 and 2/3 of the time-out.
     reminders = deque(deadline - timeout * rest / ATTEMPTS for rest in range(ATTEMPTS - 1, 0, -1))
-    under_way: set[str] = set()
+    under_way: dict[str, int | None] = {}  # messages without a reply, and their nodes if known
     pause = SHORTEST_PAUSE
+    next_look = clock.now() + _LOOK_AGAIN
     while (now := clock.now()) < deadline:
         if remind is not None and reminders and now >= reminders[0]:
             reminders.popleft()
@@ -119,6 +125,9 @@ def exchange(
                 _top_up(grid, unsent, under_way, window)
             while replies:
                 yield replies.popleft()
+        if idle and clock.now() >= next_look and not simulates_nodes(grid):
+            _give_up_those_gone(grid, under_way)
+            next_look = clock.now() + _LOOK_AGAIN
         if idle:
             clock.sleep(min(pause, deadline - clock.now()))
             pause = longer(pause)
@@ -126,7 +135,18 @@ def exchange(
             pause = SHORTEST_PAUSE
 
 
-def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: int | None) -> None:
+def _give_up_those_gone(grid: Grid, under_way: dict[str, int | None]) -> None:
+    """Wait no longer for nodes that Flower no longer lists."""
+    present = set(grid.get_node_ids())
+    for message_id, node in list(under_way.items()):
+        if node is not None and node not in present:
+            logger.warning("node %d is gone, and its reply is not waited for", node)
+            del under_way[message_id]
+
+
+def _top_up(
+    grid: Grid, unsent: Iterator[Message], under_way: dict[str, int | None], window: int | None
+) -> None:
     """Send until the window is full or nothing is left."""
     while True:
         room = BATCH
@@ -137,8 +157,10 @@ def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: 
         batch = list(islice(unsent, room))
         if not batch:
             return
+        pushed = grid.push_messages(batch)  # which gives each its id
+        nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in batch}
         # A message that could not be stored has no id: its client is missing.
-        under_way.update(sent for sent in grid.push_messages(batch) if sent)
+        under_way.update((sent, nodes.get(sent)) for sent in pushed if sent)
 
 
 def _lasting(message: Message) -> Message:
@@ -156,11 +178,11 @@ def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
 
 
-def _was_under_way(message_id: str, under_way: set[str]) -> bool:
+def _was_under_way(message_id: str, under_way: dict[str, int | None]) -> bool:
     """Whether a message waited for its reply; then it no longer does."""
     if message_id not in under_way:
         return False
-    under_way.discard(message_id)
+    del under_way[message_id]
     return True
 
 

@@ -41,7 +41,7 @@ class ScriptedGrid(EitherName):
         self.delay = delay
         self.refused: Callable[[Message], bool] = lambda message: False
         self.leaves_out_refused = False
-        self.nodes: list[int] = []
+        self.nodes: list[int] | None = None  # all that were asked
         self.pushed: list[Message] = []
         self.asked: list[list[str]] = []
         self.pushes: list[int] = []
@@ -60,7 +60,9 @@ class ScriptedGrid(EitherName):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
-        return self.nodes
+        if self.nodes is not None:
+            return self.nodes
+        return [message.metadata.dst_node_id for message in self.pushed]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids: list[Any] = []
@@ -244,6 +246,31 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
     assert max(clock.pauses) == 0.25
     again = clock.pauses.index(clock.pauses[0], 1)
     assert clock.pauses[again - 1] == 0.25  # back to short ones after the first reply
+
+
+@pytest.mark.parametrize("after", [3.0, 33.0])
+def test_a_node_that_is_gone_is_not_waited_for(clock: OwnedClock, after: float) -> None:
+    """Flower lists it no longer, and does not answer for it."""
+
+    class Leaving(ScriptedGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            return [100, 102, 103] if self.clock.now() > after else [100, 101, 102, 103]
+
+    def silent(message: Message) -> Iterable[Message]:
+        return [] if message.metadata.dst_node_id == 101 else [ok(message)]
+
+    grid = Leaving(clock, silent, delay=1.0)
+    assert len(through(grid, 4, timeout=60.0)) == 3
+    assert after < clock.now() < after + 6.0
+
+
+def test_a_node_that_is_there_and_one_that_is_simulated_have_all_their_time(
+    clock: OwnedClock,
+) -> None:
+    assert len(through(ScriptedGrid(clock, delay=59.0), 3)) == 3
+    simulated = InMemoryGrid(clock, delay=59.0)
+    simulated.nodes = []
+    assert len(through(simulated, 3)) == 3
 
 
 def test_a_reply_is_not_kept_once_it_is_handed_over(clock: OwnedClock) -> None:
