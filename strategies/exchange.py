@@ -137,11 +137,12 @@ def exchange(
 
 def _give_up_those_gone(grid: Grid, under_way: dict[str, int | None]) -> None:
     """Wait no longer for nodes that Flower no longer lists."""
-    present = set(grid.get_node_ids())
-    for message_id, node in list(under_way.items()):
-        if node is not None and node not in present:
-            logger.warning("node %d is gone, and its reply is not waited for", node)
-            del under_way[message_id]
+    present = {None, *grid.get_node_ids()}
+    gone = [message_id for message_id, node in under_way.items() if node not in present]
+    for message_id in gone:
+        del under_way[message_id]
+    if gone:
+        logger.warning("%d nodes are gone, and their replies are not waited for", len(gone))
 
 
 def _top_up(

@@ -231,15 +231,15 @@ class RunFolder:
         if record_plan is not None:
             of_records = statement_of_records(record_plan, self.read_settings())
         if of_clients is not None:
-            known = self._known_at_the_end(of_clients.rounds)
-            self.write_statement(replace(of_clients, records=of_records, **known))
+            told = self._told_by_the_run_alone(of_clients.rounds)
+            self.write_statement(replace(of_clients, records=of_records, **told))
         elif of_records is not None:
             rounds = max(len(self.read_metrics()) - 1, 0)
-            known = self._known_at_the_end(rounds)
-            self.write_statement(replace(of_records, rounds=rounds, **known))
+            told = self._told_by_the_run_alone(rounds)
+            self.write_statement(replace(of_records, rounds=rounds, **told))
         return of_clients is not None or of_records is not None
 
-    def _known_at_the_end(self, rounds: int) -> dict[str, Any]:
+    def _told_by_the_run_alone(self, rounds: int) -> dict[str, Any]:
         """Fields of the run's own statement that neither ledger nor plan tells.
 
         Its failure is that of the run only if no round came after it.
@@ -247,14 +247,14 @@ class RunFolder:
         if not self.statement.is_file():
             return {}
         written = self.read_statement()
-        known: dict[str, Any] = {
+        told: dict[str, Any] = {
             name: tuple(written[name])
             for name in ("shared_parameters", "public_inputs")
             if written.get(name) is not None
         }
         if written.get("rounds") == rounds:
-            known["failure"] = written.get("failure")
-        return known
+            told["failure"] = written.get("failure")
+        return told
 
     def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
         """Write the DP-SGD plan and return it; a resumed run uses and returns the existing one."""

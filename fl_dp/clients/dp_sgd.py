@@ -35,7 +35,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -326,13 +325,13 @@ class _Noise:
             self._size = how.expected_batch_size
         self._secure = how.secure_randomness
         self._random = random
-        self._coordinates = sum(parameter.numel() for parameter in parameters)
+        coordinates = sum(parameter.numel() for parameter in parameters)
         # Rounding the sum to the grid can move it by a step in each coordinate.
         planned = GaussianMechanism(
             noise_multiplier=plan.noise_multiplier, clipping_norm=plan.clipping_norm
         )
-        _log_noise(plan, self._coordinates, self._size)
-        slack = 1.0 + planned.grid * math.sqrt(self._coordinates) / plan.clipping_norm
+        _log_noise(plan, coordinates, self._size)
+        slack = 1.0 + planned.grid * math.sqrt(coordinates) / plan.clipping_norm
         self._mechanism = replace(planned, noise_multiplier=plan.noise_multiplier * slack)
 
     def release(self, totals: Sequence[Tensor]) -> None:
@@ -342,25 +341,27 @@ class _Noise:
                 noise = torch.normal(0.0, self._std, parameter.shape, device=parameter.device)
                 parameter.grad = ((total + noise) / self._size).to(parameter.dtype)
             return
-        drawn = self._mechanism.noise(self._coordinates, self._random)
         total = torch.cat([total.reshape(-1) for total in totals])
         # Divided after the noise is added: a division before it would round the sum.
-        released = with_noise(total, drawn, grid=self._mechanism.grid).mul_(1.0 / self._size)
+        released = private_sum(total, self._mechanism, self._random).mul_(1.0 / self._size)
         sizes = [parameter.numel() for parameter in self._parameters]
         for parameter, part in zip(self._parameters, torch.split(released, sizes), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
-def with_noise(total: Tensor, noise: NDArray[np.int64], *, grid: float) -> Tensor:
-    """Round a sum to the grid, towards zero, and add noise: `GridMechanism.release` on any device.
+def private_sum(total: Tensor, mechanism: GaussianMechanism, rng: SecureRandom) -> Tensor:
+    """Release a sum on its own device, to the bit as `GridMechanism.release` does on the CPU.
+
+    Privacy: the mechanism's. Each coordinate gets noise of its own, drawn here for this sum alone.
 
     Args:
-        total: Float64 `(d,)`, in the gradients' units; overwritten.
-        noise: One integer per coordinate, in grid steps, drawn for this sum alone.
-        grid: The grid step, a power of two, so that nothing but the addition rounds.
+        total: Float64 `(d,)`, in the gradients' units; overwritten, and rounded towards zero.
+        mechanism: Its grid is a power of two, so nothing but the addition rounds.
+        rng: Source of the noise, which is drawn on the CPU.
 
     Returns:
         The private sum in the gradients' units, in the memory of `total`.
     """
-    steps = total.mul_(1.0 / grid).trunc_()
-    return steps.add_(torch.from_numpy(noise).to(steps.device)).mul_(grid)
+    steps = total.mul_(1.0 / mechanism.grid).trunc_()
+    noise = torch.from_numpy(mechanism.noise(steps.numel(), rng))
+    return steps.add_(noise.to(steps.device)).mul_(mechanism.grid)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD
 from fl_dp.clients.clipped_gradients import ClippedGradients
-from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd, with_noise
+from fl_dp.clients.dp_sgd import private_sum, train_on_noise, train_with_dp_sgd
 from fl_dp.clients.made_up_records import gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_loss import LossOfEach
@@ -76,7 +76,7 @@ def test_a_sum_gets_its_noise_as_the_mechanism_adds_it(device: torch.device) -> 
     noise = mechanism.noise(total.size, SecureRandom(insecure_seed=0))
     expected = mechanism.release(np.trunc(total / mechanism.grid), noise)
     given = torch.from_numpy(total.copy()).to(device)
-    private = with_noise(given, noise, grid=mechanism.grid)
+    private = private_sum(given, mechanism, SecureRandom(insecure_seed=0))
     np.testing.assert_array_equal(private.cpu().numpy(), expected)
 
 

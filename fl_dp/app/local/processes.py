@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PATIENCE = 10.0  # seconds
-_NUM_THREADS = 17  # its place in /proc/PID/stat, after the name in brackets
+_THREADS_FIELD = 17  # of /proc/PID/stat, counted from the one after the name in brackets
 
 
 def descendants(pid: int) -> list[int]:
@@ -93,7 +93,7 @@ def _living() -> Iterator[tuple[int, int]]:
                 # The name in brackets may hold anything, also brackets.
                 rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
                 fields = rest.split()
-                state, parent, threads = fields[0], fields[1], fields[_NUM_THREADS]
+                state, parent, threads = fields[0], fields[1], fields[_THREADS_FIELD]
                 # A killed process counts as a zombie while its other threads still hold files.
                 if state != "Z" or int(threads) > 1:
                     yield int(folder.name), int(parent)
