@@ -30,17 +30,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 
+class Words(Protocol):
+    """A source of numbers, such as `SecureRandom` or `SeededWords`."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next numbers, uint64 of shape `(count,)`."""
+
+
+class SeededWords:
+    """Numbers that follow from whole numbers; other whole numbers give independent ones."""
+
+    def __init__(self, *entropy: int) -> None:
+        """Start from whole numbers of at least 0."""
+        self._generator = np.random.default_rng(entropy)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next numbers, uint64 of shape `(count,)`."""
+        return self._generator.integers(1 << 64, size=count, dtype=np.uint64)
+
+
 @contextmanager
-def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None]]:
+def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
     """Seed the process's torch, NumPy and `random` generators for a block, then restore them.
 
     Accelerators are seeded too; of these only CUDA's are restored. Not for two threads at once:

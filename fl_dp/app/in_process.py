@@ -12,6 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from fl_dp.clients.coins import coins_mod
 from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.protocol.failures import Failure, reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run, give_id
@@ -119,9 +120,12 @@ def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
 def answer_of(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """An app's reply to a message; if it raises, an error reply with its traceback."""
+    """An app's reply to a message; if it raises, an error reply with its traceback.
+
+    It draws coins of its own (`coins_mod`), whatever the app is.
+    """
     with Contained() as attempt:
-        return app(message, context)
+        return coins_mod(message, context, app)
     raised = attempt.failure
     assert raised is not None  # else it has returned
     reason = reason_in_full(repr(raised).partition("\n")[0], Failure.from_exception(raised))

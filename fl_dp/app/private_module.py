@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import torch
 from torch import Tensor, nn
 
 from fl_dp.arguments import with_read_arguments
@@ -288,7 +288,7 @@ def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
             learning_rate=learning_rate,
             epochs=epochs,
             batch_size=batch_size,
-            seed=secrets.randbits(63),
+            seed=torch.initial_seed(),  # the client's own coins
         )
 
     return train

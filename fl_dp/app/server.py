@@ -19,7 +19,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import epsilon_at_delta
-from fl_dp.protocol.keys import ENCODER_KEY, SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import (
@@ -417,7 +417,10 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
-    config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
+    config: dict[str, str | int] = {
+        SETTINGS_KEY: settings.for_clients().to_json(),
+        COINS_SEED_KEY: settings.seed,
+    }
     if settings.features.digest is not None:
         config[ENCODER_KEY] = settings.features.digest
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.

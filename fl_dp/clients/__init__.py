@@ -10,6 +10,7 @@ from fl_dp.lazy_exports import lazy_exports
 
 from .any_framework import RecordsInBatches
 from .client_noise import noised_client_app
+from .coins import coins_mod
 from .compression import compression_mod
 from .deadline import deadline_mod
 from .node_config import NodeConfig, NodeConfigError
@@ -62,6 +63,7 @@ __all__ = [
     "UnitReport",
     "WithFullMask",
     "check_training",
+    "coins_mod",
     "compression_mod",
     "deadline_mod",
     "exchanged_arrays",

@@ -22,6 +22,7 @@ from fl_dp.protocol.keys import IDENTITY_ACTION, METRICS_KEY, NOISED_KEY
 from fl_dp.updates import VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 
+from .coins import coins_mod
 from .compression import compression_mod
 from .identity import identity_handler
 from .node_privacy import NodePrivacy
@@ -133,7 +134,7 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
     Raises:
         ValueError: `mods` has a mod that this app has already.
     """
-    app = ClientApp(mods=[failures_mod, *with_noise(mods, of="noised_client_app")])
+    app = ClientApp(mods=[failures_mod, *with_noise(mods, of="noised_client_app"), coins_mod])
     identity = identity_handler(
         app="noised_client_app of fl-dp", mods=mods or (), abilities=(Ability.NOISE,)
     )

@@ -32,9 +32,10 @@ from fl_dp.protocol.keys import (
     UTILITY_METRIC,
 )
 from fl_dp.secagg import Refused
-from fl_dp.user_code import Contained, own_chance
+from fl_dp.user_code import Contained
 
 from .client_noise import with_noise
+from .coins import coins_mod
 from .deadline import deadline_mod
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
@@ -136,8 +137,7 @@ def numpy_client_app(
             arrays, sums = sum_of_units(instruction, model, config, context, hosted)
             metrics = metric_record({"num-examples": 1} | sums, {})
         else:
-            with own_chance():
-                unit = train_unit(make_client(context), model, config)
+            unit = train_unit(make_client(context), model, config)
             arrays, metrics = _answer_of_one(unit, model, instruction)
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
@@ -167,7 +167,7 @@ def numpy_client_app(
         mods=mods or (),
         abilities=abilities,
     )
-    owners: list[Mod] = [deadline_mod, node_policy_mod]
+    owners: list[Mod] = [deadline_mod, node_policy_mod, coins_mod]
     # Outside all handlers that read data: an answer to a message with terms leaves masked only.
     summed: list[Mod] = [*owners, secure_sum_mod]
     app.train()(guarded(train, [*summed, *noised]))

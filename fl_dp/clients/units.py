@@ -31,6 +31,7 @@ from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout
 from fl_dp.user_code import Contained, own_chance
 
+from .coins import coins_of
 from .cut_off import Apart
 from .records import Config
 from .simulated_failures import note_failure, unless_simulated
@@ -119,17 +120,14 @@ def sum_of_units(
             logger.warning("this node does not host unit %d, which contributes zero", unit)
 
     def train(unit: int) -> TrainedUnit:
-        with own_chance():
+        with own_chance(coins_of(context, config, unit)):
             return train_unit(units.client_of(context, unit), model, config)
 
     slots = present_slots()
     if slots is not None:
         node.add_in(slots, train)
     elif units.train_many is not None and hosted > 1:
-        with (
-            Contained("training units together failed: those left are trained one by one"),
-            own_chance(),
-        ):
+        with Contained("training units together failed: those left are trained one by one"):
             for rows in units.train_many(context, tuple(node.remaining), model, dict(config)):
                 node.add_rows(rows)
     line = unless_simulated(_FAILED)

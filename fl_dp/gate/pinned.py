@@ -14,7 +14,7 @@ from fl_dp.clients.node_policy import PolicyRefusal
 from fl_dp.clients.records import Config, config_of, only_record
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.protocol.keys import COINS_SEED_KEY, RECORD_PLAN_KEY
 
 from .judged_run import JudgedRun
 from .policy import GatePolicy
@@ -54,7 +54,9 @@ def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
     if _ROUND_KEY in config:
         fixed[_ROUND_KEY] = _number_of_round(config[_ROUND_KEY])
     pinned = policy.keys.message_config
-    others = {name: value for name, value in config.items() if name not in fixed}
+    # A run's seed stays behind: at a site whose owner pins all, coins are the site's own.
+    passed = {*fixed, COINS_SEED_KEY}
+    others = {name: value for name, value in config.items() if name not in passed}
     _require_pinned(dict.fromkeys(pinned) | others, pinned, "dp-gate-message-config")
     name = next(iter(message.content.config_records), "config")
     return RecordDict({key: model, name: ConfigRecord({**pinned, **fixed})})

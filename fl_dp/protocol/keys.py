@@ -14,6 +14,9 @@ INSTRUCTION_KEY = "fl-dp-round"
 RECORD_PLAN_KEY = "fl-dp-record-plan"
 """Config key: the JSON text of the `RecordPlan` that clients train by."""
 
+COINS_SEED_KEY = "fl-dp-coins-seed"
+"""Config key: a whole number from which clients' coins follow; without it from nothing."""
+
 ENCODER_KEY = "fl-dp-encoder"
 """Config key of a train message: SHA-256 of the encoder whose vectors are trained on, if any."""
 

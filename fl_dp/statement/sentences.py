@@ -114,6 +114,10 @@ NOT_COVERED_OF_CLIENTS = {
         "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
         "that was released had a part in stopping there"
     ),
+    "coins": (
+        "clients of one process that share random numbers: a generator that a module, a data set "
+        "or another framework owns, and apps in Flower's own workers without `coins_mod`"
+    ),
     "items": ITEMS_OF_SEVERAL_RECORDS,
 }
 """What no promise to clients covers, the gravest first; code leaves out those that do not hold."""

@@ -33,8 +33,8 @@ class Settings:
     """One run; `fl_dp.app.schema` adds the groups of keys that wings register.
 
     Attributes:
-        seed: Seeds the partition, the first weights and the clients' shuffling, never noise or
-            coins.
+        seed: Seeds the partition, the first weights and what clients draw in training, never noise,
+            cohorts or samples of records.
         rounds: Planned rounds; each releases one model.
         round_timeout: Seconds until a silent client counts as a zero update.
         roster_timeout: Seconds until missing nodes are an error, and on real nodes surplus ones (a

@@ -41,7 +41,7 @@ from fl_dp.tasks.training.local import (
     train_locally,
 )
 from fl_dp.tasks.training.units_as_channels import UnitsAsChannels, side_by_side
-from fl_dp.user_code import Contained, own_chance
+from fl_dp.user_code import Contained, SeededWords, own_chance
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -132,7 +132,7 @@ def train_together(
     _log_once(reason)
     for index, unit in pending.items():
         text = "the data of unit %d of those trained together do not fit"
-        with Contained(text, index) as attempt, own_chance():
+        with Contained(text, index) as attempt, own_chance(SeededWords(unit.seed)):
             vector = _trained_alone(start, unit, training)
         if attempt.failure is None:
             yield [index], vector[np.newaxis]
