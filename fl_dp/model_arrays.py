@@ -44,6 +44,15 @@ def distinct_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
+def trained_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of the arrays that training moves: parameters that are not frozen, of a tied one one.
+
+    In the order of `distinct_state`. Frozen parameters and buffers are not among them.
+    """
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    return tuple(name for name in distinct_state(model) if name in trained)
+
+
 def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Copy a model's state from any device to arrays, named and ordered as `distinct_state`."""
     return {

@@ -200,6 +200,7 @@ class DPFedAvg(RoundStrategy):
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,
+            trained=plan.trained,
         )
         self.loop = self.loop_class(
             self.optimizer,
@@ -229,6 +230,7 @@ class DPFedAvg(RoundStrategy):
         units_per_node: int = 1,
         metrics: tuple[ScalarMetric, ...] = (),
         contribution_check: bool = True,
+        trained: tuple[str, ...] | None = None,
         **options: Any,
     ) -> Self:
         """Plan to a budget, open the ledger and wrap a strategy.
@@ -253,6 +255,8 @@ class DPFedAvg(RoundStrategy):
             units_per_node: Units that a node hosts at most; it adds up their clipped updates.
             metrics: Clients' metrics that each round releases with the updates.
             contribution_check: Whether each round releases a noisy number of contributions.
+            trained: Arrays that are trained and released, by names or patterns; all others stay
+                as they are (`fl_dp.clients.trained_names(module)`). None: all floating-point ones.
             **options: Other arguments of `DPFedAvg`, and a subclass's own.
 
         Raises:
@@ -280,6 +284,7 @@ class DPFedAvg(RoundStrategy):
             "other_releases": freeze(selection.releases(rounds)),
             "metrics": metrics,
             "contribution_check": contribution_check,
+            "trained": trained,
         }
         # Not every kind of plan has these fields: they are set only where they differ.
         defaults = {field.name: field.default for field in fields(CentralPlan)}

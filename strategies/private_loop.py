@@ -104,8 +104,9 @@ class PrivateLoop(RoundLoop):
         plan = self.plan
         self.noise_stream.cut()
         try:
-            require_no_running_statistics(initial_arrays)
-            require_memory(initial_arrays)
+            trained = self._layout_of(initial_arrays).only_released(initial_arrays)
+            require_no_running_statistics(trained)
+            require_memory(trained)
             if num_rounds > plan.rounds:
                 raise OptionError(
                     f"{num_rounds} rounds were asked for, but the plan's budget pays for "
@@ -267,7 +268,7 @@ class PrivateLoop(RoundLoop):
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
         """Ask for identities, and let nodes make keys. See `RoundLoop._rehearse`."""
-        layout = VectorLayout.of(model)
+        layout = self._layout_of(model)
         if warning := float64_error_of(self.plan, layout):
             self._log.warn_once(warning)
         noise = noise_left(self.plan, layout.size)

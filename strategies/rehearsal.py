@@ -463,7 +463,19 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
                 f"{node} will answer with array '{spec.name}' as {dtype[:20]} of shape {shape}, "
                 f"and the model has {spec.form.declared} of shape {spec.shape}: {_SAME_MODEL}"
             )
-    foreign = identity.arrays.keys() - {spec.name for spec in layout.released} - layout.server_only
+    released = {spec.name for spec in layout.released}
+    if identity.trained is not None and identity.trained != released:
+        kept, moved = sorted(released - identity.trained), sorted(identity.trained - released)
+        wrong = (
+            f"does not train '{kept[0]}', which would get noise"
+            if kept
+            else (f"trains '{moved[0]}', which is not released")
+        )
+        raise RehearsalFailed(
+            f"{node} {wrong}: give the plan, or with_budget, the names that are trained: "
+            "trained=fl_dp.clients.trained_names(module)"
+        )
+    foreign = identity.arrays.keys() - released - layout.server_only
     if foreign:
         raise RehearsalFailed(
             f"{node} will answer with {len(foreign)} arrays that the model does not have: "

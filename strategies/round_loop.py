@@ -65,6 +65,7 @@ class LoopOptions:
         participations: Counts which nodes of the roster may take part once more.
         contribution_check: Ends a training to which nobody contributes; None: no check.
         cohorts_are_visible: Whether the participants are public.
+        trained: Arrays that are trained; see `Plan`.
     """
 
     selection: Selection
@@ -78,6 +79,7 @@ class LoopOptions:
     after_round: Callable[[Checkpoint], None] | None
     record_plan: RecordPlan | None
     compression: Compression
+    trained: tuple[str, ...] | None
 
     def __post_init__(self) -> None:
         """Validate what no other part checks.
@@ -115,6 +117,7 @@ class RoundLoop(ABC):
         self._timeout = 3600.0
         self._after_round = options.after_round
         self._compression = options.compression
+        self._trained = options.trained
         self._open: OpenRound | None = None
         self._works = False  # whether any simulated client has contributed
         self._answers = Answers()  # of the rehearsal
@@ -154,7 +157,7 @@ class RoundLoop(ABC):
         if done < num_rounds:
             self.optimizer.rehearse(
                 done + 1,
-                VectorLayout.of(model).only_released(model),
+                self._layout_of(model).only_released(model),
                 _with_record_plan(train_config, self.record_plan),
                 nodes,
                 metrics=self._metrics,
@@ -362,7 +365,7 @@ class RoundLoop(ABC):
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
         )
-        require_fit(answers, VectorLayout.of(model), needs=self._needs())
+        require_fit(answers, self._layout_of(model), needs=self._needs())
         self._untried = answers.untried
         self._answers = answers
         named = answers.enforcements(nodes) == {Enforcement.NAMED_APP}
@@ -373,6 +376,14 @@ class RoundLoop(ABC):
                 len(nodes),
             )
         self._participations.recognise(answers, nodes)
+
+    def _layout_of(self, model: ArrayRecord) -> VectorLayout:
+        """Positions of a model's trained arrays.
+
+        Raises:
+            ValueError: As `VectorLayout.of`.
+        """
+        return VectorLayout.of(model, self._trained)
 
     def _needs(self) -> set[Ability]:
         """Abilities that every client's app needs."""
@@ -407,7 +418,7 @@ class RoundLoop(ABC):
 
         Without `num_units` the roster counts; a selection charges its own releases to `ledger`.
         """
-        layout = VectorLayout.of(arrays)
+        layout = self._layout_of(arrays)
         config = ConfigRecord(_with_record_plan(config, self.record_plan))
         roster = self._eligible(self._roster.units(grid, self._log))
         released = layout.only_released(arrays)
@@ -429,6 +440,7 @@ class RoundLoop(ABC):
             weight_cap=self._weight_cap,
             utility=self.selection.utility,
             compression=compression,
+            trained=self._trained,
         )
         if num_units is None:
             num_units = len(roster)

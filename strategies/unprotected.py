@@ -125,6 +125,7 @@ class UnprotectedFedAvg(RoundStrategy):
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,
+            trained=None,
         )
         self.loop = UnprotectedLoop(self.optimizer, options)
 

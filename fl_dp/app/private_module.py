@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
@@ -22,7 +23,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-import torch
 from torch import Tensor, nn
 
 from fl_dp.arguments import with_read_arguments

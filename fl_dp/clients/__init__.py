@@ -22,7 +22,7 @@ from .units import NodeUnits
 
 if TYPE_CHECKING:
     from .dp_sgd import DPSGD
-    from .fit_for_dp_sgd import exchanged_arrays, private_module
+    from .fit_for_dp_sgd import exchanged_arrays, private_module, trained_names
     from .node_records import NodeRecords
     from .opacus_client import OpacusClient
     from .record_batches import FixedLengthPadding, RecordWise
@@ -36,6 +36,7 @@ else:
             "DPSGD": "dp_sgd",
             "exchanged_arrays": "fit_for_dp_sgd",
             "private_module": "fit_for_dp_sgd",
+            "trained_names": "fit_for_dp_sgd",
             "NodeRecords": "node_records",
             "OpacusClient": "opacus_client",
             "FixedLengthPadding": "record_batches",
@@ -70,4 +71,5 @@ __all__ = [
     "noised_client_app",
     "numpy_client_app",
     "private_module",
+    "trained_names",
 ]

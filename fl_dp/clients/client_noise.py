@@ -95,7 +95,8 @@ def released_content(
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy, as a handler may train in place, inside the message, and other arrays go back.
     model = ArrayRecord({name: copy(array) for name, array in received.items()})
-    layout = VectorLayout.of(model)
+    instruction = instruction_of(message)
+    layout = VectorLayout.of(model, instruction.trained if instruction is not None else None)
     origin = layout.flatten(model)
     update = np.zeros(layout.size)
     line = unless_simulated("the client failed, and counts as a zero update")

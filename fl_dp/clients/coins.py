@@ -32,9 +32,8 @@ def coins_of(context: Context, config: Mapping[str, Any], unit: int = 0) -> Seed
     """
     node = context.node_config.get(PARTITION_ID_KEY, context.node_id)
     entropy = (config.get(COINS_SEED_KEY), config.get(_ROUND_KEY, 0), node, unit)
-    if all(isinstance(number, int) and number >= 0 for number in entropy):
-        return SeededWords(*entropy)
-    return None
+    numbers = [number for number in entropy if type(number) is int and number >= 0]
+    return SeededWords(*numbers) if len(numbers) == len(entropy) else None
 
 
 def coins_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.updates import VectorLayout, only_array_record
+from fl_dp.updates import only_array_record
 from fl_dp.updates.compression import ENCODED_UPDATE
 from fl_dp.updates.narrow import widen
 
@@ -38,7 +38,7 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
     if instruction.sums_units:
         raise ValueError("a sum of units has to stay exact: send units or a compression, not both")
     _, model = only_record(message.content.array_records, "ArrayRecord")
-    layout = VectorLayout.of(model)
+    layout = instruction.layout_of(model)
     origin = layout.flatten(model)
     reply = call_next(message, context)
     if reply.has_error():

@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fl_dp.model_arrays import distinct_state, set_arrays
+from fl_dp.model_arrays import trained_names as trained_names  # an export of this package
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -115,11 +116,7 @@ def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[
         trainable_only: Leave out frozen parameters, and buffers: for fine-tuning where server and
             clients have the same frozen part, for instance under LoRA.
     """
-    names = tuple(distinct_state(model))
-    if not trainable_only:
-        return names
-    trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    return tuple(name for name in names if name in trained)
+    return trained_names(model) if trainable_only else tuple(distinct_state(model))
 
 
 def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
@@ -32,12 +32,18 @@ from .node_privacy import NodePrivacy, in_simulation
 from .records import Config, config_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fl_dp.ledger.node import Account, Charge, Spending
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-ArraysFn: TypeAlias = Callable[[Context, Config], Sequence[NDArray[Any]]]
-"""Returns arrays of the forms that `fit` will return, in its order, made without any data."""
+ArraysFn: TypeAlias = Callable[[Context, Config], "Sequence[NDArray[Any]] | nn.Module"]
+"""Returns arrays of the forms that `fit` will return, in its order, made without any data.
+
+Or the PyTorch module that `fit` trains, whose whole state it returns: then the server also learns
+which of the arrays are trained.
+"""
 
 _PACKAGES = ("flwr", "numpy", "torch", "opacus")
 
@@ -69,11 +75,12 @@ def identity_handler(
                 _versions()["fl-dp"],
                 WIRE,
             )
-        arrays, failed = None, ""
+        arrays, trained, failed = None, None, ""
         if arrays_fn is not None and MODEL_KEY in config:
             line = "arrays_fn failed; the server is told only the kind of error"
             with Contained(line) as attempt:
-                arrays = _forms(arrays_fn(context, config), forms_from_json(str(config[MODEL_KEY])))
+                sent = forms_from_json(str(config[MODEL_KEY]))
+                arrays, trained = _described(arrays_fn(context, config), sent)
             if attempt.failure is not None:
                 failed = type(attempt.failure).__name__
         refusal = refusal_of_training(owner, config, _names_of_model(config))
@@ -87,6 +94,7 @@ def identity_handler(
             versions=_versions(),
             mods=tuple(getattr(mod, "__name__", "") for mod in mods),
             arrays=arrays,
+            trained=trained,
             failed=failed,
             refuses=refusal is not None,
             exhausted=exhausted,
@@ -96,6 +104,21 @@ def identity_handler(
         return Message(RecordDict({"identity": identity.to_config()}), reply_to=message)
 
     return answer
+
+
+def _described(
+    answer: Sequence[NDArray[Any]] | nn.Module, model: Mapping[str, Form]
+) -> tuple[dict[str, Form], frozenset[str] | None]:
+    """The forms of an app's arrays, and the names of those that it trains, if it tells."""
+    if not hasattr(answer, "named_parameters"):
+        return _forms(cast("Sequence[NDArray[Any]]", answer), model), None
+    module = cast("nn.Module", answer)
+    from fl_dp.model_arrays import get_arrays, trained_names  # with torch, as the answer is
+
+    state, trained = get_arrays(module), set(trained_names(module))
+    forms = _forms(list(state.values()), model)
+    pairs = zip(forms, state, strict=True)  # the message's name and the module's
+    return forms, frozenset(sent for sent, own in pairs if own in trained)
 
 
 def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:

@@ -91,7 +91,8 @@ def numpy_client_app(
         statistics_fn: One unit's values, for private statistics; see `StatisticsFn`. If it raises,
             that unit contributes zero. None: this node answers none.
         arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
-            message's config, made without any data. The server compares them with its model before
+            message's config, made without any data; or the PyTorch module that `fit` trains. The
+            server compares them with its model, and what is trained with what it releases, before
             any charge. None: a client that trains another model shows in training only.
 
     Returns:

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC
-from fl_dp.updates import VectorLayout
 from fl_dp.user_code import own_chance
 
 from .records import Config
@@ -95,7 +94,7 @@ def sum_of_records(
     """
     bundle, rate = _bundle_of(instruction), instruction.sampling_rate
     assert rate is not None  # checked with the bundle
-    layout = VectorLayout.of(model)
+    layout = instruction.layout_of(model)
     norm = inner_norm(bundle, layout.size)
     with own_chance():
         records = records_fn(context, dict(config), model)

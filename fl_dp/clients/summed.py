@@ -24,7 +24,7 @@ from fl_dp.protocol.keys import (
 from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.secagg import Refused
 from fl_dp.statistics.wire import query_from_json
-from fl_dp.updates import BundleSum, VectorLayout, only_array_record
+from fl_dp.updates import BundleSum, only_array_record
 from fl_dp.updates.narrow import widen
 
 from .records import config_of, instruction_of, only_record
@@ -83,7 +83,7 @@ def _of_training(message: Message) -> AskedSum:
         raise Refused("terms", "what is charged for is not the unit that is clipped")
     _require_charged(instruction.secure_sum)
     _, model = only_record(message.content.array_records, "ArrayRecord")
-    layout = VectorLayout.of(widen(model))
+    layout = instruction.layout_of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units
     if most > min(bundle.max_units, MOST_UNITS):
         raise Refused(

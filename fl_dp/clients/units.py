@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
-from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout
+from fl_dp.updates import BundleSum, RefusedUpdate
 from fl_dp.user_code import Contained, own_chance
 
 from .coins import coins_of
@@ -158,7 +158,7 @@ class _NodeSums:
         self, instruction: RoundInstruction, bundle: GaussianBundle, model: ArrayRecord
     ) -> None:
         """Start from zero."""
-        layout = VectorLayout.of(model)
+        layout = instruction.layout_of(model)
         self.instruction = instruction
         self.model = model
         self.sums = BundleSum(bundle, layout, layout.flatten(model))

@@ -449,7 +449,7 @@ def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
         assert instruction is not None  # the mods around have checked
         assert instruction.bundle is not None
         key, model = only_record(message.content.array_records, "ArrayRecord")
-        layout = VectorLayout.of(model)
+        layout = instruction.layout_of(model)
         sums = BundleSum(instruction.bundle, layout, layout.flatten(model))
         with Contained("the app failed, and this site adds zero to the sum"):
             reply = app(message, context)

@@ -59,6 +59,7 @@ _OF_RELEASES = {
     "scalar_noise_std",
     "total_weight",
     "contribution_check",
+    "trained",
 }
 
 ANOTHER_APP = (
@@ -93,6 +94,9 @@ class Plan(Arguments, ABC):
         other_releases: Other releases under this budget, such as private statistics.
         contribution_check: Whether each round also releases a noisy number of contributing units;
             see `Release`.
+        trained: Names of the model's arrays that are trained and released, or patterns, with `*`
+            and `?` as in file names (`fl_dp.clients.trained_names(module)`). All others stay as
+            they are in the first model. None: all floating-point arrays.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
             least noise. NaN: still to be calibrated.
     """
@@ -114,6 +118,7 @@ class Plan(Arguments, ABC):
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     other_releases: FrozenHistory = ()
     contribution_check: bool = True
+    trained: tuple[str, ...] | None = None
     noise_multiplier: float = math.nan
 
     if TYPE_CHECKING:  # a field of some kinds; those without have a property
@@ -234,6 +239,8 @@ class Plan(Arguments, ABC):
             )
         if self.rounds > _MOST_ROUNDS:
             raise OptionError(f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
+        if self.trained == ():
+            raise OptionError("trained names no array, so nothing would be released: name some")
         if self.num_clients < 1:
             raise OptionError(f"num_clients must be at least 1, got {self.num_clients}")
         self.sampling.check(self.num_units)

@@ -74,6 +74,7 @@ class NodeIdentity:
         versions: Versions of the packages in use, by name.
         mods: Names of the Flower mods around its training.
         arrays: Shape and dtype of the arrays it will answer with, by name. None: unknown.
+        trained: Names of those that it trains. None: unknown.
         failed: Kind of the error, if finding that out failed.
         refuses: Whether its owner does not allow this training.
         exhausted: The limit by which its ledger has no room for another round. None: there is
@@ -89,6 +90,7 @@ class NodeIdentity:
     versions: Mapping[str, str] = field(default_factory=dict)
     mods: tuple[str, ...] = ()
     arrays: Mapping[str, Form] | None = None
+    trained: frozenset[str] | None = None
     failed: str = ""
     refuses: bool = False
     exhausted: Limit | None = None
@@ -99,7 +101,8 @@ class NodeIdentity:
 
     def to_config(self) -> ConfigRecord:
         """The answer as the one ConfigRecord of a reply."""
-        about = asdict(self) | {"abilities": sorted(self.abilities)}
+        trained = None if self.trained is None else sorted(self.trained)
+        about = asdict(self) | {"abilities": sorted(self.abilities), "trained": trained}
         # Separate keys, so that they can be read even if the text can't.
         name, wire = about.pop("name"), about.pop("wire")
         config = ConfigRecord({_NAME_KEY: name})
@@ -117,13 +120,14 @@ class NodeIdentity:
             return cls(name=name, wire=wire)
         try:
             about = json.loads(text)
-            arrays = about.get("arrays")
+            arrays, trained = about.get("arrays"), about.get("trained")
             return cls(
                 name=name,
                 app=_text(about.get("app")),
                 versions={_text(name): _text(text) for name, text in about["versions"].items()},
                 mods=tuple(map(_text, about["mods"])),
                 arrays=None if arrays is None else _forms(arrays),
+                trained=None if trained is None else frozenset(map(str, trained)),
                 failed=_text(about.get("failed")),
                 refuses=about.get("refuses") is True,
                 falls_short=about.get("falls_short") is True,

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import decode_text
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.option_errors import require_count, require_positive, require_probability
 from fl_dp.protocol.keys import INSTRUCTION_KEY
-from fl_dp.updates import Compression
+from fl_dp.updates import Compression, VectorLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,8 @@ class RoundInstruction:
         client_noise: Noise that the client adds itself.
         compression: How the client encodes its update, after that noise. None: it sends its model.
         secure_sum: Price of the client's sum, if it is a secure one.
+        trained: Names or patterns of the arrays that are trained; see `Plan`. None: all
+            floating-point arrays.
     """
 
     server_round: int
@@ -126,6 +128,7 @@ class RoundInstruction:
     client_noise: NoiseInstruction | None = None
     compression: Compression | None = None
     secure_sum: SumInstruction | None = None
+    trained: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Validate the numbers.
@@ -138,6 +141,20 @@ class RoundInstruction:
             raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate}")
         if self.weight_cap is not None:
             require_positive(weight_cap=self.weight_cap)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether a client has nothing to do for it: any Flower client will do."""
+        plain = RoundInstruction(server_round=self.server_round, trained=self.trained)
+        return self == plain
+
+    def layout_of(self, model: ArrayRecord) -> VectorLayout:
+        """Positions of the trained arrays of a message's model.
+
+        Raises:
+            ValueError: As `VectorLayout.of`.
+        """
+        return VectorLayout.of(model, self.trained)
 
     @property
     def sums_units(self) -> bool:

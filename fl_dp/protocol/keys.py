@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 5  # since 4: a gate marks its answers to a round
+WIRE = 6  # since 5: an instruction names the trained arrays
 """Version of the messages between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"

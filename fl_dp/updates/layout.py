@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_dp.mechanisms.threads import in_blocks
 
 from .arrays import ArrayForm, array_of, filled_array, form_of, read
+from .shared_part import matching
 
 _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
 
@@ -54,7 +55,8 @@ class VectorLayout:
 
     Floating-point arrays of any shape, 0-d and empty ones included, are part of the vector:
     float16, bfloat16, float32, float64 and long double. Integer and boolean arrays (counters,
-    masks) are not: the server keeps its own, whatever clients send.
+    masks) are not, nor floating-point ones that are not trained: the server keeps its own,
+    whatever clients send.
 
     Attributes:
         server_only: Names of the arrays that are not released.
@@ -64,13 +66,20 @@ class VectorLayout:
     server_only: frozenset[str]
 
     @classmethod
-    def of(cls, arrays: ArrayRecord) -> Self:
+    def of(cls, arrays: ArrayRecord, trained: Collection[str] | None = None) -> Self:
         """The layout of a model.
 
+        Args:
+            arrays: The model.
+            trained: Names of the arrays that are trained, or patterns, with `*` and `?` as in file
+                names. None: all floating-point arrays.
+
         Raises:
-            ValueError: An array can't be read, or is neither floating-point, integer nor boolean,
-                or none is floating-point.
+            ValueError: An array can't be read, or is neither floating-point, integer nor boolean;
+                none is floating-point, or a pattern matches none that is.
         """
+        floating: list[str] = []
+        chosen = arrays.keys() if trained is None else set(matching(arrays, trained))
         released: list[ArraySpec] = []
         server_only: set[str] = set()
         stop = 0
@@ -80,6 +89,10 @@ class VectorLayout:
             except ValueError as unreadable:
                 raise ValueError(f"array '{name}' can't be read: {unreadable}") from unreadable
             if np.issubdtype(form.dtype, np.floating):
+                floating.append(name)
+                if name not in chosen:
+                    server_only.add(name)
+                    continue
                 start, stop = stop, stop + values.size
                 released.append(ArraySpec(name=name, form=form, start=start, stop=stop))
             elif np.issubdtype(form.dtype, np.integer) or form.dtype == np.bool_:
@@ -88,6 +101,12 @@ class VectorLayout:
                 raise ValueError(
                     f"array '{name}' has dtype {form.declared}: only floating-point arrays can be "
                     "trained, and integer or boolean ones kept at the server"
+                )
+        for pattern in trained or ():
+            if not matching(floating, [pattern]):
+                raise ValueError(
+                    f"trained: '{pattern}' matches none of the model's floating-point arrays: "
+                    f"{', '.join(floating)}"
                 )
         if not released:
             raise ValueError("the model has no floating-point array to train")

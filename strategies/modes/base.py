@@ -112,8 +112,8 @@ class Mode(ABC):
 
     def with_instruction(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
         """The content with an instruction in its config; equal results are shared."""
-        if instruction == RoundInstruction(server_round=instruction.server_round):
-            return content  # it says nothing: any Flower client will do
+        if instruction.says_nothing:
+            return content
         cache_key = id(content), instruction
         if cache_key not in self._instructed:
             configs = content.config_records

@@ -29,6 +29,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.app import train_private
 from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import Plan
@@ -53,7 +54,7 @@ def trained(parameters: list[NDArray[Any]], node: int, *, rows: int) -> list[NDA
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
+                parameter.sub_(0.1 * gradient)
     return list(get_arrays(model).values())
 
 
@@ -173,7 +174,9 @@ def app_of_clients(updates: Updates, missing: int | None) -> ClientApp:
 
 
 def message_to(node: int, seed: int | None, server_round: int) -> Message:
-    config = {"server-round": server_round} | ({} if seed is None else {COINS_SEED_KEY: seed})
+    config: dict[str, Any] = {"server-round": server_round}
+    if seed is not None:
+        config[COINS_SEED_KEY] = seed
     content = RecordDict({"arrays": first_model(), "config": ConfigRecord(config)})
     return Message(content, message_type="train", dst_node_id=node)
 
@@ -251,8 +254,6 @@ def test_units_of_a_node_have_coins_of_their_own() -> None:
         message = message_to(100, SEED, 1)
         bundle = PLANS["central"]().calibrated().bundle(1.0)
         instruction = RoundInstruction(server_round=1, units=(0, 1, 2), max_units=3, bundle=bundle)
-        from fl_dp.codec import encode_text
-
         message.content.config_records["config"][INSTRUCTION_KEY] = encode_text(instruction)
         message.metadata.__dict__["_message_id"] = "1"
         reply = answer_with_app(numpy_client_app(units=units), 1)(message, 0)
@@ -289,25 +290,25 @@ def moved_by_leaving_out(dropout: float, fixed_coins: Callable[[], None]) -> flo
     draws = np.random.default_rng(0)
     records = draws.normal(size=(CLIENTS, ROWS, 8)).astype(np.float32)
     labels = draws.integers(0, 2, size=(CLIENTS, ROWS))
+    updates: list[torch.Tensor] = []
     totals = []
+
+    def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss: Any = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        update = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+        updates.append(update * min(1.0, 1.0 / float(update.norm())))
+
     for missing in (None, LEFT_OUT):
-        updates = []
-
-        def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-            before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            for _ in range(3):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-            after = nn.utils.parameters_to_vector(model.parameters()).detach()
-            update = after - before
-            updates.append(update * min(1.0, 1.0 / float(update.norm())))
-
+        updates.clear()
+        rows = [0 if client == missing else ROWS for client in range(CLIENTS)]
         clients = [
-            (records[client][: 0 if client == missing else ROWS], labels[client])
-            if client != missing
-            else (records[client][:0], labels[client][:0])
+            (records[client][: rows[client]], labels[client][: rows[client]])
             for client in range(CLIENTS)
         ]
         torch.manual_seed(0)
