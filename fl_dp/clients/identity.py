@@ -111,7 +111,7 @@ def _described(
 ) -> tuple[dict[str, Form], frozenset[str] | None]:
     """The forms of an app's arrays, and the names of those that it trains, if it tells."""
     if not hasattr(answer, "named_parameters"):
-        return _forms(cast("Sequence[NDArray[Any]]", answer), model), None
+        return _forms(answer, model), None
     module = cast("nn.Module", answer)
     from fl_dp.model_arrays import get_arrays, trained_names  # with torch, as the answer is
 
