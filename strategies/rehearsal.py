@@ -27,6 +27,7 @@ from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION, WIRE, WIRE_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
+from fl_dp.updates.arrays import is_floating
 
 from .exchange import exchange, patience
 
@@ -458,7 +459,7 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
                 f"{node} will answer without the model's array '{spec.name}': {_SAME_MODEL}"
             )
         shape, dtype = identity.arrays[spec.name]
-        if shape != spec.shape or not spec.accepts(dtype):
+        if shape != spec.shape or not is_floating(dtype):
             raise RehearsalFailed(
                 f"{node} will answer with array '{spec.name}' as {dtype[:20]} of shape {shape}, "
                 f"and the model has {spec.form.declared} of shape {spec.shape}: {_SAME_MODEL}"

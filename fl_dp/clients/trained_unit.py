@@ -157,6 +157,8 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
 
 def _array_like(received: Array, values: Any) -> Array:
     """A trained array; 16-bit integers that represent bfloat16 have its name again."""
+    if str(getattr(values, "dtype", None)) == "torch.bfloat16":
+        values = values.float()  # NumPy has no such dtype
     array = plain_array(np.asarray(values))
     if received.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
         array.dtype = received.dtype

@@ -121,6 +121,16 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
     return plain_array(narrowed(numbers).view(form.stored), declared=form.declared)
 
 
+def is_floating(declared: str) -> bool:
+    """Whether an `Array.dtype`, a text that a node has sent, names a floating-point dtype."""
+    if declared == _BFLOAT16:
+        return True
+    try:
+        return bool(np.issubdtype(np.dtype(declared), np.floating))
+    except Exception:  # whatever a hostile text makes NumPy raise
+        return False
+
+
 def plain_array(items: NDArray[Any], *, declared: str | None = None) -> Array:
     """The items as Flower would write them, copied once instead of three times.
 

@@ -15,8 +15,6 @@ from fl_dp.mechanisms.threads import in_blocks
 from .arrays import ArrayForm, array_of, filled_array, form_of, read
 from .shared_part import matching
 
-_USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
-
 
 class RefusedUpdate(ValueError):
     """A reply that can't be an update of this model; it counts as a zero update.
@@ -43,10 +41,6 @@ class ArraySpec:
     def dtype(self) -> np.dtype[Any]:
         """The dtype that NumPy computes with: float32 for bfloat16."""
         return self.form.dtype
-
-    def accepts(self, declared: str) -> bool:
-        """Whether an array of that `Array.dtype` can be read instead."""
-        return declared in {self.form.declared, *(dtype.name for dtype in _USUAL)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +127,13 @@ class VectorLayout:
     def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
         """Numbers of the released arrays in order, each flat, in its own dtype.
 
-        They are views of the record's bytes where possible. Float32 and float64, which NumPy
-        clients compute with, are read whatever the model's dtype is.
+        They are views of the record's bytes where possible. Every floating-point dtype, in either
+        byte order, is read by value, whatever the model's is. Integers are not: they may be the
+        bits or the codes of other numbers.
 
         Raises:
-            RefusedUpdate: A name or shape is not the model's, a dtype is neither its nor one of
-                these, or an array can't be read.
+            RefusedUpdate: A name or shape is not the model's, an array is not floating-point, or
+                can't be read.
         """
         foreign = arrays.keys() - {spec.name for spec in self.released} - self.server_only
         if foreign:  # its client trains another model, so the arrays that fit can't be meant
@@ -190,9 +185,10 @@ class VectorLayout:
                 form, values = read(arrays[spec.name])
             except Exception:  # whatever a hostile header makes NumPy raise
                 raise RefusedUpdate(f"array '{spec.name}' can't be read") from None
-            if form.shape != spec.shape or not _readable_as(form, spec.form):
-                kind = "bfloat16" if spec.form.bfloat16 else spec.dtype
-                raise RefusedUpdate(f"array '{spec.name}' is not {kind} of shape {spec.shape}")
+            if form.shape != spec.shape or not np.issubdtype(form.dtype, np.floating):
+                raise RefusedUpdate(
+                    f"array '{spec.name}' is not floating-point of shape {spec.shape}"
+                )
             yield values.reshape(-1)
 
 
@@ -210,13 +206,6 @@ def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
         in_blocks(flat.size, write_block)
 
     return filled_array(spec.dtype, spec.shape, write)
-
-
-def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
-    """Whether an array in this form can hold the expected form's numbers."""
-    if form.bfloat16 == expected.bfloat16 and form.dtype == expected.dtype:
-        return True
-    return not form.bfloat16 and form.dtype in _USUAL
 
 
 def _in_form(array: Array, form: ArrayForm) -> Array:

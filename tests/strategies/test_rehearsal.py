@@ -185,6 +185,14 @@ def test_a_client_of_another_model_is_refused_before_anything_is_spent(
     assert_untouched(grid)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "longdouble", ">f4"])
+def test_a_client_of_another_floating_point_dtype_takes_part(start: Any, dtype: str) -> None:
+    arrays = [np.ones((2, 3), dtype), np.ones(3, dtype)]
+    grid = grid_of(app_of(arrays_fn=lambda context, config: arrays))
+    start(grid)
+    assert grid.sent
+
+
 def test_an_arrays_fn_that_fails_is_told_by_its_kind_alone(start: Any) -> None:
     def broken(context: Context, config: Any) -> Any:
         raise ModuleNotFoundError("patient 4711")
