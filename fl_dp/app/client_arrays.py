@@ -153,6 +153,15 @@ def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:
         _require_labels(outputs, labels)
 
 
+def are_truth_values(parts: Sequence[Pair]) -> bool:
+    """Whether all labels are floating-point numbers, and each is 0 or 1."""
+    return all(
+        labels.is_floating_point() and bool(((labels == 0) | (labels == 1)).all())
+        for _, labels in parts
+        if len(labels)
+    )
+
+
 def _outputs_of(module: nn.Module, record: Tensor) -> Tensor:
     trained = module.training
     module.eval()
@@ -185,6 +194,11 @@ def _require_labels(outputs: Tensor, labels: Tensor) -> None:
                 "integers"
             )
         return
+    if width == 1:
+        raise ValueError(
+            "labels are integers, so classes, and the module has one output: give it one output a "
+            "class, two for the labels 0 and 1; or give labels that are numbers in floating point"
+        )
     try:
         require_labels(labels, width, ignored=None)
     except IndexError as error:

@@ -35,7 +35,7 @@ from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks.training import check_training, evaluate, one_thread, train_locally
 
-from .client_arrays import Data, Pair, parts_of, require_fitting, tensors_of
+from .client_arrays import Data, Pair, are_truth_values, parts_of, require_fitting, tensors_of
 from .in_process import flower_in_silence
 from .local.simulation import play
 
@@ -54,20 +54,25 @@ class PrivateModule:
     Attributes:
         model: Copy of the module with the last released weights, in eval mode.
         accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
-            without test data. For labels that are numbers: 1 minus the mean error (`closeness`).
+            without test data, and for labels that are numbers.
+        mean_absolute_errors: The same for labels that are numbers, in their unit.
         statement: What was promised, to whom, under which assumptions.
     """
 
     model: nn.Module
     accuracies: tuple[float, ...]
+    mean_absolute_errors: tuple[float, ...]
     statement: PrivacyStatement
 
     @property
     def accuracy(self) -> float | None:
-        """The last accuracy; None without test data."""
-        if self.accuracies:
-            return self.accuracies[-1]
-        return None
+        """The last accuracy; None without test data, and for labels that are numbers."""
+        return self.accuracies[-1] if self.accuracies else None
+
+    @property
+    def mean_absolute_error(self) -> float | None:
+        """The last mean absolute error, in the labels' unit; None without one."""
+        return self.mean_absolute_errors[-1] if self.mean_absolute_errors else None
 
     @property
     def epsilon(self) -> float:
@@ -140,6 +145,11 @@ def train_private(
     public = None if test is None else tensors_of(test, "test")
     samples = parts if public is None else [*parts, public]
     require_fitting(module, samples)
+    if are_truth_values(samples):
+        logger.warning(
+            "the labels are the numbers 0.0 and 1.0, which are predicted as numbers and have a "
+            "mean absolute error; for two classes with an accuracy give integers and two outputs"
+        )
     train = fit if fit is not None else _sgd(learning_rate, epochs, batch_size)
     arguments = {
         "epsilon": epsilon,
@@ -150,7 +160,7 @@ def train_private(
     }
     budget = {name: value for name, value in arguments.items() if value is not None}
     _require_one_promise(plan, budget, num_clients=len(parts))
-    accuracies: list[float] = []
+    measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
     measured = copy.deepcopy(module)
 
     with ExitStack() as opened:
@@ -178,9 +188,11 @@ def train_private(
             if public is None:
                 return None
             set_arrays(measured, arrays.to_numpy_ndarrays())
-            loss, accuracy = evaluate(measured, *public)
-            accuracies.append(accuracy)
-            return MetricRecord({"loss": loss, "accuracy": accuracy})
+            loss, value = evaluate(measured, *public)
+            of_numbers = public[1].is_floating_point()
+            measure = "mean_absolute_error" if of_numbers else "accuracy"
+            measures[measure].append(value)
+            return MetricRecord({"loss": loss, measure: value})
 
         server, released = ServerApp(), []
 
@@ -194,7 +206,12 @@ def train_private(
         play(server, client, num_nodes=len(parts), run_config={})
         statement = privacy_statement(private.ledger)
     set_arrays(measured, released[0].to_numpy_ndarrays())
-    return PrivateModule(model=measured.eval(), accuracies=tuple(accuracies), statement=statement)
+    return PrivateModule(
+        model=measured.eval(),
+        accuracies=tuple(measures["accuracy"]),
+        mean_absolute_errors=tuple(measures["mean_absolute_error"]),
+        statement=statement,
+    )
 
 
 def _require_one_promise(

@@ -24,6 +24,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.datasets.forms import SCALED_LABELS
 from fl_dp.tasks.training import (
     UnitData,
     evaluate,
@@ -159,12 +160,14 @@ class TaskClient(NumPyClient):
         dataset, rows = data
         model = model_of(settings, dataset.form)
         set_arrays(model, self._own(settings, model).whole(parameters))
-        loss, accuracy = evaluate(model, *records_of(dataset, fitting(dataset, rows)))
+        records = records_of(dataset, fitting(dataset, rows))
+        loss, measure = evaluate(model, *records, label_range=SCALED_LABELS)
         if not _stays_on_the_node(config):  # a plain evaluation says no more than it has to
             return loss, _reported(len(rows), config), {}
-        measured = {"accuracy": accuracy}
+        measured = {"accuracy": measure}
         if dataset.form.is_of_numbers:
-            measured = {"mae": (1.0 - accuracy) * width_of_label(settings)}
+            low, high = SCALED_LABELS
+            measured = {"mae": measure / (high - low) * width_of_label(settings)}
         return loss, _reported(len(rows), config), dict(measured)
 
     def scores(self, parameters: NDArrays, config: dict[str, Any]) -> NDArray[np.float64]:
@@ -408,7 +411,10 @@ def _metrics(
         middles = (max_loss / 2.0, 0.5)
         pairs = zip(np.nan_to_num(measured), middles, strict=True)  # NaN if none could be read
         measured = tuple(share * mean + (1.0 - share) * middle for mean, middle in pairs)
-    return dict(zip(_MEASURED, measured, strict=True))
+    metrics: dict[str, Scalar] = dict(zip(_MEASURED, measured, strict=True))
+    if settings.task.label_range is not None:
+        del metrics["accuracy"]  # numbers have none
+    return metrics
 
 
 def _asks_for_metrics(config: dict[str, Scalar]) -> bool:

@@ -153,7 +153,43 @@ def test_labels_that_are_numbers_are_fitted_by_squares() -> None:
     trained = train_private(
         nn.Linear(3, 1), [numbers()] * CLIENTS, **BUDGET, test=numbers(), learning_rate=0.05
     )
-    assert len(trained.accuracies) == ROUNDS + 1
+    assert len(trained.mean_absolute_errors) == ROUNDS + 1
+
+
+def test_numbers_have_a_mean_absolute_error_in_their_own_unit_and_no_accuracy() -> None:
+    """A model of zeros is wrong by the labels themselves."""
+    records, labels = numbers()
+    prices = 250_000.0 + 1_000.0 * labels
+    zeros = nn.Linear(3, 1)
+    nn.init.zeros_(zeros.weight)
+    nn.init.zeros_(zeros.bias)
+    data = records, prices
+    trained = train_private(
+        zeros, [data] * CLIENTS, **BUDGET, test=data, fit=lambda model, *_: moved(model)
+    )
+    assert trained.mean_absolute_errors[0] == pytest.approx(prices.mean())
+    assert trained.mean_absolute_error == trained.mean_absolute_errors[-1] > 100_000.0
+    assert trained.accuracy is None and not trained.accuracies
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, 0], [False, True]])
+def test_classes_of_a_module_with_one_output_are_refused(labels: list[int]) -> None:
+    pair = np.zeros((2, 3), np.float32), np.array(labels)
+    with pytest.raises(ValueError, match="two for the labels 0 and 1"):
+        train_private(nn.Linear(3, 1), [pair] * CLIENTS, **BUDGET)
+
+
+@pytest.mark.parametrize(("shift", "warns"), [(0.0, True), (0.5, False)])
+def test_numbers_that_are_all_0_or_1_are_asked_about(
+    shift: float,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    records, labels = numbers()
+    train_private(nn.Linear(3, 1), [(records, labels + shift)] * CLIENTS, **BUDGET, progress=False)
+    assert ("for two classes with an accuracy give integers" in caplog.text) == warns
 
 
 Wrong = Callable[[], Any]

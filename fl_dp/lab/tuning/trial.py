@@ -28,6 +28,7 @@ from fl_dp.app.settings.optimizers import (
 )
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.model_arrays import get_arrays, set_arrays
+from fl_dp.tasks.datasets.forms import SCALED_LABELS
 from fl_dp.tasks.training import evaluate, train_locally
 
 
@@ -116,8 +117,8 @@ def trial_score(
 
     Returns:
         Share of the client's other labels ranked below the right one, in [0, 1]: an accuracy for
-        two labels. For numbers: their mean `closeness`. NaN if no record can be spared, or with
-        one label.
+        two labels. For numbers: 1 minus the mean absolute error, as a share of their range. NaN if
+        no record can be spared, or with one label.
     """
     of_numbers = np.issubdtype(labels.dtype, np.floating)
     classes = np.zeros_like(labels) if of_numbers else labels
@@ -130,7 +131,10 @@ def trial_score(
     model = build()
     _train(model, settings, stand_ins, rounds=rounds, seed=seed)
     if of_numbers:
-        return evaluate(model, features[measured], labels[measured])[1]
+        low, high = SCALED_LABELS
+        rows = features[measured], labels[measured]
+        _, error = evaluate(model, *rows, label_range=SCALED_LABELS)
+        return 1.0 - error / (high - low)
     return _ranked_right(model, features[measured], labels[measured], trained_labels)
 
 

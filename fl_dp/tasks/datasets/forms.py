@@ -12,6 +12,9 @@ import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
 
+SCALED_LABELS = (-1.0, 1.0)
+"""Range to which labels that are numbers are mapped, from their public `label_range`."""
+
 
 def plain_name(name: str) -> str:
     """Strip blanks and compose letters: one name, one text."""

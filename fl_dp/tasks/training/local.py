@@ -111,6 +111,7 @@ def evaluate(
     batch_size: int = 2048,
     *,
     max_loss: float | None = None,
+    label_range: tuple[float, float] | None = None,
     on_logits: Callable[[Tensor], object] | None = None,
 ) -> tuple[float, float]:
     """Measure a model, which stays unchanged and returns to its mode (train or eval).
@@ -118,15 +119,17 @@ def evaluate(
     Args:
         model: Evaluated in eval mode on its own device.
         features: As for `train_locally`.
-        labels: As for `train_locally`; numbers are in [-1, 1].
+        labels: As for `train_locally`.
         batch_size: Rows per forward pass, at least 1; the result does not depend on it.
         max_loss: Bound to which each row's loss is clipped: one row moves the mean by at most that
             over `n`. A NaN loss counts as half of it.
+        label_range: Range of labels that are numbers. A prediction outside it counts as its nearer
+            end, a NaN as wrong by the whole range; without a range both count as they are.
         on_logits: Called with each batch's outputs, `(k, num_classes)`, in the rows' order.
 
     Returns:
-        Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. For numbers
-        `closeness` replaces accuracy.
+        Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. Numbers have no
+        accuracy: their mean absolute error, in the labels' unit, replaces it.
 
     Raises:
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
@@ -137,7 +140,7 @@ def evaluate(
     if num_rows == 0:
         return math.nan, math.nan
     x, y = _tensors(model, features, labels)
-    loss, correct = 0.0, 0.0
+    loss, measure = 0.0, 0.0
     with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
@@ -150,20 +153,21 @@ def evaluate(
                 losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)
             loss += float(losses.sum())
             if targets.is_floating_point():
-                correct += float(closeness(logits, targets).sum())
+                measure += float(_absolute_errors(logits, targets, label_range).sum())
             else:
-                correct += int((logits.argmax(dim=1) == targets).sum())
-    return loss / num_rows, correct / num_rows
+                measure += int((logits.argmax(dim=1) == targets).sum())
+    return loss / num_rows, measure / num_rows
 
 
-def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
-    """1 minus the error of each prediction, `(n,)` in [0, 1].
-
-    Outputs are `(n, 1)`, labels `(n,)` in [-1, 1]; errors are shares of that range. A prediction
-    outside it counts as its nearer end; NaN as wrong by the whole range.
-    """
-    errors = (outputs.squeeze(1).clamp(-1.0, 1.0) - labels).abs()
-    return 1.0 - errors.nan_to_num(nan=2.0) / 2.0
+def _absolute_errors(
+    outputs: Tensor, labels: Tensor, label_range: tuple[float, float] | None
+) -> Tensor:
+    """The error of each prediction, `(n,)`; outputs are `(n, 1)`, labels `(n,)`."""
+    predictions = outputs.squeeze(1)
+    if label_range is None:
+        return (predictions - labels).abs()
+    low, high = label_range
+    return (predictions.clamp(low, high) - labels).abs().nan_to_num(nan=high - low)
 
 
 def evaluate_with_probabilities(
@@ -175,16 +179,16 @@ def evaluate_with_probabilities(
 
     Returns:
         Loss, accuracy, and the classes' probabilities, float64 `(n, num_classes)`; for numbers the
-        predictions, `(n,)`.
+        mean absolute error replaces accuracy, and the predictions, `(n,)`, the probabilities.
     """
     batches: list[Tensor] = []
-    loss, accuracy = evaluate(
+    loss, measure = evaluate(
         model, features, labels, on_logits=lambda logits: batches.append(logits.cpu())
     )
     outputs = torch.cat(batches).double()
     if np.issubdtype(labels.dtype, np.floating):
-        return loss, accuracy, outputs.squeeze(1).numpy()
-    return loss, accuracy, outputs.softmax(dim=1).numpy()
+        return loss, measure, outputs.squeeze(1).numpy()
+    return loss, measure, outputs.softmax(dim=1).numpy()
 
 
 def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
