@@ -2,6 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+try:
+    import fcntl  # noqa: F401  # only asked for: locks of files are made elsewhere
+except ModuleNotFoundError:
+    raise ImportError(
+        "fl-dp runs on Linux and macOS, whose file locks (fcntl) protect its ledgers, and this "
+        "system has none: on Windows install it in WSL 2"
+    ) from None
+
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:

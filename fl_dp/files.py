@@ -16,17 +16,6 @@ from typing import Any
 _OWNER = 0o600
 _EVERYBODY = 0o666  # less the umask
 _OWNERS_FOLDER = 0o700
-_MEMORY = Path("/proc/meminfo")
-
-
-def free_memory(meminfo: Path = _MEMORY) -> int | None:
-    """Bytes of memory free without swapping; None where no file says so."""
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(kilobytes)
 
 
 def cache_folder() -> Path | None:

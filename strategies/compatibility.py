@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord
 
 from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
-from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
+from fl_dp.machine import free_memory
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.updates import VectorLayout

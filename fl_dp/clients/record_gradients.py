@@ -12,8 +12,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_dp.machine import free_memory, processors
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.user_code import own_chance
 
@@ -170,16 +170,10 @@ def _free_bytes(device: torch.device) -> int:
         # Memory that PyTorch reserves counts as used, and is free for this process.
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + reserved)
-    share = torch.get_num_threads() / (os.cpu_count() or 1)
-    return int(min(1.0, share) * _available_memory())
-
-
-def _available_memory() -> int:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    free = free_memory()
+    if free is None:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return int(min(1.0, torch.get_num_threads() / processors()) * free)
 
 
 def _seed_nothing() -> None:

@@ -17,6 +17,8 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
+from fl_dp import machine
+
 BLOCK = 1 << 16
 """Numbers per block: a processor's cache holds them, and a NumPy call pays off."""
 
@@ -80,9 +82,7 @@ def submit(
 @cache
 def processors() -> int:
     """The number of processors that this process may use, at most 8."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-    return min(os.cpu_count() or 1, _MAX_THREADS)
+    return min(machine.processors(), _MAX_THREADS)
 
 
 @cache

@@ -6,7 +6,6 @@ modulo 2^b need no others: no bias, no rejection.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+
+from fl_dp.machine import processors
 
 from .texts import prf
 
@@ -68,7 +69,7 @@ def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
     """
     step = len(_ZEROS) // total.itemsize
     chunks = -(-total.size // step)
-    workers = min(os.cpu_count() or 1, chunks)
+    workers = min(processors(), chunks)
     if chunks * len(masks) < _WORTH_THREADS or workers == 1:
         workers = 1
     stretch = -(-chunks // max(workers, 1)) * step

@@ -43,7 +43,7 @@ def test_many_masks_at_once_are_the_masks_one_by_one(
     size: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fl_dp.secagg.masks._WORTH_THREADS", 0)
-    monkeypatch.setattr("os.cpu_count", lambda: workers)
+    monkeypatch.setattr("fl_dp.secagg.masks.processors", lambda: workers)
     masks = [(prf(_SEED, "many", i), 1 if i % 3 else -1) for i in range(5)]
     expected, total = np.ones(size, "<u2"), np.ones(size, "<u2")
     for seed, sign in masks:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from fl_dp.app.settings import Settings, SimulationSettings
-from fl_dp.files import free_memory
+from fl_dp.machine import free_memory, processors
 
 WORKER_MEMORY = 500_000_000
 """Bytes of one worker: 270 MB with PyTorch and Flower imported, and its clients' data."""
@@ -43,7 +43,7 @@ class Machine:
     @classmethod
     def here(cls) -> Self:
         """This machine's resources."""
-        return cls(cpus=_usable_cpus(), free_memory=free_memory(), gpus=visible_gpus())
+        return cls(cpus=processors(), free_memory=free_memory(), gpus=visible_gpus())
 
     def shared_by(self, trainings: int) -> Self:
         """Each training's share, if several run at a time."""
@@ -164,13 +164,6 @@ def _installed_gpus(driver: Path, tool: str) -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-
-
-def _usable_cpus() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return os.cpu_count() or 1
 
 
 def _gpus(count: int) -> str:
