@@ -158,6 +158,11 @@ class OpenRound:
                 log.warn_once(
                     "an update has another floating-point dtype than the model; it is converted"
                 )
+            for name in self.mode.lists_in(reply.content):
+                log.warn_once(
+                    f"metric '{name}' of a reply is a list, and counts as the middle of its range: "
+                    "let clients report one number"
+                )
             finite = not any(math.isinf(observation.update_norm) for observation in observations)
             if not finite:
                 log.warn_once("an update was not finite and contributes zero")

@@ -6,6 +6,8 @@ import numpy as np
 
 from fl_dp.app.settings import Settings
 from fl_dp.promise import delta_rounded_up, is_large_delta
+from fl_dp.tasks.datasets import Dataset
+from fl_dp.tasks.datasets.names import listed
 
 _FEW_CLIENTS = 100
 _MANY_EMPTY = 0.2  # of the rounds
@@ -47,15 +49,34 @@ def cautions(settings: Settings) -> list[str]:
 def cautions_of_data(settings: Settings) -> list[str]:
     """What to consider before training on these data, one line each.
 
-    Only the public test part is read: a caution reveals nobody's rows. Unreadable data raise as in
-    `workload.dataset_of`.
+    Of training rows they tell only which classes have none, and only to a simulation, whose user
+    has all rows. Unreadable data raise as in `workload.dataset_of`.
     """
     from fl_dp.app.workload import dataset_of
 
+    dataset = dataset_of(settings)
+    return [*_of_untrained_classes(dataset), *_of_large_columns(settings, dataset)]
+
+
+def _of_untrained_classes(dataset: Dataset) -> list[str]:
+    """A line if no training row is of a class that the test part has."""
+    if dataset.form.is_of_numbers or not len(dataset.train_y):
+        return []
+    alone = np.setdiff1d(dataset.test_y, dataset.train_y).tolist()
+    if not alone:
+        return []
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    return [
+        f"classes of the test part alone, which no model learns: "
+        f"{listed([names[number] for number in alone])}; is a folder or a label misspelt?"
+    ]
+
+
+def _of_large_columns(settings: Settings, dataset: Dataset) -> list[str]:
+    """A line if columns of the public test part are far larger than 1."""
     task = settings.task
     if task.mean is not None or task.validation or task.test_fraction is not None:
         return []
-    dataset = dataset_of(settings)
     names, x = dataset.column_names, dataset.test_x.astype(np.float64)
     if not names or not len(x):
         return []

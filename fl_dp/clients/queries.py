@@ -32,7 +32,7 @@ from fl_dp.statistics import Evaluation, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.user_code import Contained, own_chance
 
-from .records import Config, config_of, metrics_in, only_record
+from .records import Config, config_of, metrics_in, number_in, only_record
 from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
 
@@ -110,7 +110,7 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
         def measured(unit: int) -> object:
             client = units.client_of(context, unit)
             examples, report = _measured(client, model, config)
-            return [examples, *(real_number(report.get(name)) for name in names)]
+            return [examples, *(number_in(report, name) for name in names)]
 
         return _contributions(message, config, units.count(context, config), measured)
 
@@ -192,7 +192,7 @@ def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str)
     examples, report = _measured(client, model, config)
     if name == RECORDS_UTILITY:
         return real_number(examples)
-    return real_number(report.get(name))
+    return number_in(report, name)
 
 
 def _measured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from flwr.app import Message, MessageType, MetricRecord
 
+from fl_dp.documents import real_number
 from fl_dp.protocol.instruction import RoundInstruction
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -64,6 +66,23 @@ def instruction_of(message: Message) -> RoundInstruction | None:
 def metrics_in(returned: object) -> Mapping[str, Any]:
     """The metrics that a client's function returned, empty if they are no dictionary."""
     return returned if isinstance(returned, Mapping) else {}
+
+
+def number_in(metrics: Mapping[str, Any], name: str) -> float:
+    """A metric that was asked for; NaN if there is none, or it is no number.
+
+    The node's log, and nothing that leaves it, says once if it is a list, say, or misspelt.
+    """
+    value = metrics.get(name)
+    number = real_number(value)
+    if name not in metrics:
+        if metrics:
+            _say_once(f"metric '{name}' is missing among the client's {len(metrics)}: return it")
+    elif math.isnan(number) and not isinstance(value, float | np.ndarray | np.generic):
+        _say_once(
+            f"metric '{name}' is a {type(value).__name__} and counts as missing: return one number"
+        )
+    return number
 
 
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:

@@ -18,7 +18,7 @@ from fl_dp.option_errors import require_positive
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import own_copy, plain_array
 
-from .records import Config, metrics_in
+from .records import Config, metrics_in, number_in
 
 RECORDS_UTILITY = "records"
 """The utility that needs no metric: the unit's number of records."""
@@ -53,7 +53,7 @@ class UnitReport:
     def measured(self, bundle: GaussianBundle | None) -> dict[str, float]:
         """The metrics named by `bundle` that are numbers."""
         asked = () if bundle is None else bundle.metrics
-        values = {metric.name: real_number(self.metrics.get(metric.name)) for metric in asked}
+        values = {metric.name: number_in(self.metrics, metric.name) for metric in asked}
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def utility(self, name: str) -> float:
@@ -63,7 +63,7 @@ class UnitReport:
         """
         if name == RECORDS_UTILITY:
             return real_number(self.num_examples)
-        return real_number(self.metrics.get(name))
+        return number_in(self.metrics, name)
 
 
 @dataclass(frozen=True, kw_only=True)

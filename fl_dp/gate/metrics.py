@@ -14,8 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise
 from fl_dp.clients.node_policy import PolicyRefusal
-from fl_dp.clients.records import only_record
-from fl_dp.documents import real_number
+from fl_dp.clients.records import number_in, only_record
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, ScalarMetric, SecureRandom
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC, METRICS_KEY, STATISTIC_QUERY_KEY
 from fl_dp.protocol.secure_sum import without_terms
@@ -39,7 +38,7 @@ def numbers_in(reply: Message, names: Iterable[str]) -> dict[str, float]:
     if reply.has_error():
         raise ValueError("the app replied with an error")
     _, record = only_record(reply.content.metric_records, "MetricRecord")
-    numbers = {name: real_number(record.get(name)) for name in names}
+    numbers = {name: number_in(record, name) for name in names}
     return {name: number for name, number in numbers.items() if not math.isnan(number)}
 
 

@@ -151,6 +151,14 @@ class Mode(ABC):
             RoundFailed: If the replies can't be released.
         """
 
+    def lists_in(self, content: RecordDict) -> list[str]:
+        """Names of the round's metrics of which a reply has a list, which counts as missing."""
+        bundle = self.instruction.bundle
+        if bundle is None:
+            return []
+        measured = numbers_of(content)
+        return [m.name for m in bundle.metrics if len(measured.get(m.name, (0.0,))) != 1]
+
     @property
     def reads_models(self) -> bool:
         """Whether replies are models in the model's own dtypes, neither encoded nor summed."""

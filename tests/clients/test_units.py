@@ -192,7 +192,7 @@ FAILING: dict[str, dict[str, Any]] = {
     "infinite": {"update": np.inf},
     "too few arrays": {"returns": [np.zeros(3, np.float32)]},
     "another shape": {"returns": [np.zeros(4, np.float32), np.float64(0), np.int64(7)]},
-    "another dtype": {"returns": [np.zeros(3, np.float16), np.float64(0), np.int64(7)]},
+    "another dtype": {"returns": [np.zeros(3, np.int64), np.float64(0), np.int64(7)]},
     "objects": {"returns": [np.array([SECRET] * 3, object), np.float64(0), np.int64(7)]},
     "negative records": {"update": 0.1, "num_examples": -5},
     "no records": {"update": 0.1, "num_examples": None},

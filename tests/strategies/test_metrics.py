@@ -16,7 +16,7 @@ from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import Plan
-from fl_dp.clients import numpy_client_app
+from fl_dp.clients import numpy_client_app, records
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
 from fl_dp.strategies import DPFedAvg
 
@@ -129,6 +129,51 @@ def test_what_a_foreign_client_sends_instead_of_a_number_is_the_middle(
 
     got = released(tmp_path, releasing(LOSS), answer)["loss"]
     assert got == pytest.approx(1.5, abs=NOISE)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ({"loss": [0.5, 0.25]}, "metric 'loss' is a list and counts as missing"),
+        ({"loss": [0.5]}, "metric 'loss' is a list and counts as missing"),
+        ({"loss": "low"}, "metric 'loss' is a str and counts as missing"),
+        ({"los": 0.5, "f1": 1.0}, "metric 'loss' is missing among the client's 2"),
+        ({"loss": math.nan}, None),
+        ({"loss": np.float32(0.5)}, None),
+        ({"loss": 1}, None),
+        ({}, None),
+    ],
+)
+def test_a_node_says_which_metric_is_no_number_and_sends_what_it_would_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, returned: dict[str, Any], said: str | None
+) -> None:
+    records._say_once.cache_clear()
+    sent: list[set[str]] = []
+    app = numpy_client_app(client_fn(lambda _: FixedClient(0.01, metrics=returned)))
+    answer = answer_with_app(app, N)
+
+    def watched(message: Message, node: int) -> Message | None:
+        answered = answer(message, node)
+        assert answered is not None
+        sent.append(set(answered.content["metrics"]))
+        return answered
+
+    released(tmp_path, releasing(LOSS), watched)
+    assert caplog.text.count("(said once)") == (said is not None)
+    if said is not None:
+        assert said in caplog.text
+        assert sent == [{"num-examples"}] * N
+
+
+@pytest.mark.parametrize(("odd", "says"), [([0.0, 0.0], True), ([], True), ([1.0], False)])
+def test_a_list_from_a_plain_client_is_told_at_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: list[float], says: bool
+) -> None:
+    def answer(message: Message, node: int) -> Message:
+        return reply(message, arrays_of(message), loss=odd)
+
+    released(tmp_path, releasing(LOSS), answer)
+    assert ("metric 'loss' of a reply is a list" in caplog.text) == says
 
 
 @pytest.mark.parametrize("silent", [0, N // 2, N])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -17,13 +15,12 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.names import few_labels, listed
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
-_SHOWN = 5  # names in an error message
-_WHOLE_NUMBER = re.compile(r"0*(\d+)(\.0+)?")
 _WITH_ZEROS = re.compile(r"(\d+)\.0+")
 
 
@@ -210,46 +207,6 @@ def plain_label(label: str) -> str:
     if with_zeros is None:
         return name
     return with_zeros.group(1)
-
-
-def few_labels(labels: Sequence[str]) -> str:
-    """Labels for an error message; many are values, not classes, and only counted."""
-    if len(labels) > _SHOWN:
-        return f"{len(labels)} different ones"
-    return listed(labels)
-
-
-def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
-    """Check that no client has two names, which would make it two privacy units.
-
-    Raises:
-        ValueError: If names differ only in capitals, blanks, zeros before a number, or forms of
-            letters. The text has `source`, their file or folder, and nobody's name.
-    """
-    alike = Counter(map(_folded, names))
-    doubtful = sum(number for number in alike.values() if number > 1)
-    if doubtful:
-        raise ValueError(
-            f"{source}: {doubtful} names of clients differ from another in capitals, blanks, "
-            "leading zeros or forms of letters alone, and each would be a privacy unit of its own: "
-            "write each client in one way"
-        )
-
-
-def _folded(name: str) -> str:
-    folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
-    number = _WHOLE_NUMBER.fullmatch(folded)
-    if number is None:
-        return folded
-    return number.group(1)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for an error message, the first few of many."""
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    if len(names) <= _SHOWN:
-        return shown
-    return f"{shown} and {len(names) - _SHOWN} more"
 
 
 def require_scale_of(data_format: DataFormat, size: int, noun: str) -> None:

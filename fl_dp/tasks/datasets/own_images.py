@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.names import (
+    in_order,
+    require_distinct_classes,
+    require_distinct_clients,
+)
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
@@ -26,7 +31,6 @@ from fl_dp.tasks.datasets.own_data import (
     optional_import,
     own_folder,
     plain_label,
-    require_distinct_clients,
     require_scale_of,
     splits_to_read,
 )
@@ -69,7 +73,8 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
         raise ValueError(f"{paths['test']} is public and nobody's: write test/CLASS/IMAGE there")
     classes = data_format.classes
     if not classes:
-        classes = tuple(sorted({image.label for part in images.values() for image in part}))
+        classes = tuple(in_order(image.label for part in images.values() for image in part))
+        require_distinct_classes(classes, folder)
     shape = data_format.image_shape or _shape_of(next(iter(images.values()))[0].file)
     require_scale_of(data_format, shape[0], "channels")
     pixels = {split: _pixels(part, shape) for split, part in images.items()}
@@ -167,9 +172,10 @@ def _clients(
     owners = [image.client for image in images if image.client is not None]
     if not owners:
         return None
-    names, numbers = np.unique(np.array(owners, dtype=object), return_inverse=True)
-    require_distinct_clients(names.tolist(), source)
-    return numbers, tuple(names)
+    names = in_order(owners)
+    require_distinct_clients(names, source)
+    number = {name: index for index, name in enumerate(names)}
+    return np.array([number[owner] for owner in owners], dtype=np.int64), tuple(names)
 
 
 def _opened(file: Path) -> Any:

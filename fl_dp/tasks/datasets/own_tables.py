@@ -23,17 +23,15 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.names import few_labels, in_order, listed, require_distinct_clients
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
     dataset_of_rows,
-    few_labels,
-    listed,
     numbers_by_label,
     optional_import,
     own_folder,
     plain_label,
-    require_distinct_clients,
     require_scale_of,
     splits_to_read,
 )
@@ -428,15 +426,16 @@ def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Cod
     dictionary = [plain_name(text) for text in encoded.dictionary.to_pylist()]
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # In the order of the names, so that nothing depends on the order of the rows.
-    names, positions = np.unique(np.array(dictionary, dtype=object), return_inverse=True)
-    codes = positions[codes]
+    names = in_order(dictionary)
+    number = {text: index for index, text in enumerate(names)}
+    codes = np.array([number[text] for text in dictionary], dtype=np.int64)[codes]
     missing = [not n or (n.lower() in _MISSING and n not in classes) for n in names]
     _refuse_missing(file, {name: int(np.isin(codes, np.flatnonzero(missing)).sum())})
     if any("\n" in text for text in names):
         raise ValueError(
             f"{file}: {name!r} holds texts of several lines: is a quote opened and not closed?"
         )
-    return _Coded(names.tolist(), codes)
+    return _Coded(names, codes)
 
 
 def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
@@ -456,7 +455,7 @@ def _integers(parts: dict[str, _Coded], paths: dict[str, Path]) -> tuple[str, ..
         files = " and ".join(str(paths[split]) for split in parts)
         raise ValueError(
             f"{files}: the labels are not 0, 1, 2, ... without a gap but "
-            f"{few_labels(sorted(labels))}; write all classes, which are public, as "
+            f"{few_labels(in_order(labels))}; write all classes, which are public, as "
             "task.classes=[name,name]; of a label that is a number, its range as "
             "task.label_range=[low,high]"
         )

@@ -1,0 +1,86 @@
+"""Names of classes and clients in a user's own data: one order and one equality for all of them.
+
+>>> in_order(["10", "2", "cat", "Ann"])
+['2', '10', 'Ann', 'cat']
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_SHOWN = 5  # names in an error message
+_WHOLE_NUMBER = re.compile(r"0*(\d+)(\.0+)?")
+_ALIKE = "capitals, blanks, leading zeros or forms of letters"
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once: whole numbers by their values, then texts by their letters' codes."""
+    return sorted(set(names), key=_place)
+
+
+def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
+    """Check that no client has two names, which would make it two privacy units.
+
+    Raises:
+        ValueError: If names are alike. The text has `source`, their file or folder, and nobody's
+            name.
+    """
+    if doubtful := alike(names):
+        raise ValueError(
+            f"{source}: {len(doubtful)} names of clients differ from another in {_ALIKE} alone, "
+            "and each would be a privacy unit of its own: write each client in one way"
+        )
+
+
+def require_distinct_classes(names: Sequence[str], source: Path | str) -> None:
+    """Check that no class that was found, and not listed by the user, has two names.
+
+    Raises:
+        ValueError: If names are alike.
+    """
+    if doubtful := alike(names):
+        raise ValueError(
+            f"{source}: classes that differ in {_ALIKE} alone: {listed(doubtful)}; write each "
+            "in one way, or list them in task.classes=[...] if they are several"
+        )
+
+
+def alike(names: Sequence[str]) -> list[str]:
+    """Names that differ from another one in capitals, blanks, zeros or forms of letters alone."""
+    count = Counter(map(_folded, names))
+    return [name for name in names if count[_folded(name)] > 1]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for an error message, the first few of many."""
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    if len(names) <= _SHOWN:
+        return shown
+    return f"{shown} and {len(names) - _SHOWN} more"
+
+
+def few_labels(labels: Sequence[str]) -> str:
+    """Labels for an error message; many are values, not classes, and only counted."""
+    if len(labels) > _SHOWN:
+        return f"{len(labels)} different ones"
+    return listed(labels)
+
+
+def _place(name: str) -> tuple[float, str, str]:
+    """A whole number's digits and their number, or infinity and the text."""
+    number = _WHOLE_NUMBER.fullmatch(name)
+    if number is None:
+        return float("inf"), "", name
+    return len(number.group(1)), number.group(1), name
+
+
+def _folded(name: str) -> str:
+    folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    number = _WHOLE_NUMBER.fullmatch(folded)
+    if number is None:
+        return folded
+    return number.group(1)
