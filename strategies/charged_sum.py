@@ -22,8 +22,7 @@ from fl_dp.updates import RefusedUpdate
 
 from .exchange import Ask, asking
 from .modes.node_budget import price_of_a_sum
-from .question import CONFIG, Question
-from .rehearsal import require_willing
+from .question import Question
 from .roster import RosterTooLarge
 from .run_log import RunLog
 from .secure import OneSum, SecureSums, Summed
@@ -40,6 +39,7 @@ def charged_sum(
     sums: SecureSums,
     window: int | None,
     timeout: float,
+    rehearsal_timeout: float,
 ) -> Answer:
     """Reserve the event of `choice`, ask, let the committee open the sum, and commit.
 
@@ -49,11 +49,13 @@ def charged_sum(
     zero. Only keys are sent before the charge is on disk; a sum that can't be opened stays
     charged.
 
-    All `nodes` are asked; `timeout` is in seconds.
+    All `nodes` are asked; `timeout` is in seconds, as is `rehearsal_timeout`, for the answers that
+    touch no data.
 
     Raises:
         ValueError: If nodes can't share the noise of `choice`; nobody was asked.
-        RehearsalFailed: If most owners refuse, or too few nodes have keys; nothing was charged.
+        RehearsalFailed: If an app can't answer, most owners refuse, or too few nodes have keys;
+            nothing was charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
     noise = _noise_in_shares(ledger, question, nodes)
@@ -62,7 +64,7 @@ def charged_sum(
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
     asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
-    require_willing(grid, nodes, asked.content.config_records[CONFIG], window=window)
+    asked.rehearse(grid, nodes, trusts_server=False, window=window, timeout=rehearsal_timeout)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events
@@ -74,7 +76,7 @@ def charged_sum(
         units_in_sum=hosted,
     )
     one = OneSum(sums, noise, summed, number=reservation.sequence)
-    [total] = _opened_sum(one, asked, nodes, ask, timeout=timeout)
+    [total] = _opened_sum(grid, one, asked, nodes, ask, timeout=timeout)
     ledger.commit(reservation)
     assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
     estimates = choice.query.estimates(total, noise.noise_std(shared))
@@ -116,7 +118,13 @@ def _noise_in_shares(
 
 
 def _opened_sum(
-    one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
+    grid: Grid,
+    one: OneSum,
+    question: Question,
+    nodes: Sequence[int],
+    ask: Ask,
+    *,
+    timeout: float,
 ) -> list[NDArray[np.float64]]:
     """Ask all nodes, fold their messages and return the opened sum, one array per segment.
 
@@ -127,7 +135,7 @@ def _opened_sum(
     one.open(nodes, ask)
     content = one.content_for(question.content)
     messages = [question.to(node, content, timeout=timeout) for node in nodes]
-    for reply in question.answers(ask(messages, timeout), nodes, log):
+    for reply in question.answers(grid, ask(messages, timeout), nodes, log):
         try:
             one.fold(reply.metadata.src_node_id, reply.content)
         except RefusedUpdate as refused:

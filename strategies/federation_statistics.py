@@ -12,10 +12,10 @@ sum makes the answer (`charged_sum`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.accounting import NeighboringRelation
@@ -23,7 +23,6 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
-    CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
@@ -40,10 +39,8 @@ from fl_dp.statistics import (
 
 from .charged_sum import charged_sum
 from .exchange import asking, exchange
-from .modes.base import numbers_of
 from .question import CONFIG, Question
 from .roster import wait_for_roster
-from .run_log import RunLog
 from .secure import secure_sums_of
 
 
@@ -83,12 +80,14 @@ def ask_federation(
             unit; further vectors do not count.
         window: Number of nodes that work at the same time; None leaves it to the grid.
         timeout: Seconds to wait for replies.
-        roster_timeout: Seconds to wait for the plan's clients to connect, before any charge.
+        roster_timeout: Seconds to wait for the plan's clients to connect, and for them to tell
+            what they can answer, before any charge.
         secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
         RosterIncomplete: If fewer clients connect than the plan declares; nothing was charged.
+        RehearsalFailed: If a node's app can't answer, or most owners refuse; nothing was charged.
         SecureSumFailed: If a secure sum can't be opened; it stays charged.
         ValueError: If the plan does not declare these events, the noise is insecure and the ledger
             does not know of it, or there are more units than can be summed; nobody was asked.
@@ -141,6 +140,10 @@ def evaluate_federation(
     (AUC and accuracy of two classes) the clients' `scores` return the model's score of each
     record.
 
+    Under a plan that trusts the server a plain `ClientApp` will do: its `@app.evaluate()` replies
+    with one MetricRecord of the query's names and `num-examples`, as Flower's strategies expect,
+    and the server clamps each number. Anything else weighs zero.
+
     `arrays` is the model, public or released before; `choice` is for an `Evaluation` or
     `ScoreHistograms`. The other arguments are as for `ask_federation`.
 
@@ -178,10 +181,12 @@ def _evaluation_question(
     """
     if not isinstance(query, Evaluation):
         raise ValueError(f"models are measured by an Evaluation, got a query '{query.kind}'")
+    # A plain app may read the round, which Flower's strategies send with each evaluation.
+    entries = {"server-round": 0} | _with_query(config, query)
     return Question(
         query=query,
         kind=MessageType.EVALUATE,
-        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, query))}),
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(entries)}),
         units_per_node=units_per_node,
     )
 
@@ -223,7 +228,8 @@ def _answered(
     if not plan.of_sums:
         raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
-            "it their vectors: make a DistributedPlan, whose noise is in shares"
+            "it their vectors: make a DistributedPlan, whose noise is in shares, or a CentralPlan "
+            "where clients trust the server; nothing was charged"
         )
     if per_node > 1 and plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
@@ -249,41 +255,43 @@ def _answered(
                 sums=sums,
                 window=window,
                 timeout=timeout,
+                rehearsal_timeout=min(timeout, roster_timeout),
             )
         finally:
             sums.forget(asking(grid, window=window))
-    if len(nodes) * per_node > choice.max_units:
-        raise ValueError(
-            f"{len(nodes)} nodes of up to {per_node} units are connected, and at most "
-            f"{choice.max_units} units can be summed exactly at this noise: choose a smaller "
-            "epsilon"
-        )
+    rng = rng if rng is not None else SecureRandom()
+    question.require_summable(choice, nodes)
+    rehearsal_timeout = min(timeout, roster_timeout)
+    question.rehearse(
+        grid, nodes, trusts_server=plan.trusts_server, window=window, timeout=rehearsal_timeout
+    )
+    return charged_answer(
+        grid, ledger, name, choice, question, nodes=nodes, rng=rng, window=window, timeout=timeout
+    )
+
+
+def charged_answer(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    name: str,
+    choice: NoiseChoice,
+    question: Question,
+    *,
+    nodes: Sequence[int],
+    rng: SecureRandom,
+    window: int | None,
+    timeout: float,
+) -> Answer:
+    """Reserve the events of `choice`, ask `nodes`, and release one private answer.
+
+    Privacy: as `charged_release`; the server is trusted with the units' vectors. Nothing is sent
+    before the charge is on disk. `timeout` is in seconds.
+
+    Raises:
+        PrivacyBudgetExhausted, ValueError: As `charged_release`; nobody was asked.
+    """
+    question.require_summable(choice, nodes)
     messages = [question.to(node, timeout=timeout) for node in nodes]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
     replies = exchange(grid, messages, window=window, timeout=timeout)
-    vectors = _contributions(replies, nodes, question)
-    rng = rng if rng is not None else SecureRandom()
-    return charged_release(ledger, name, choice, vectors, rng)
-
-
-def _contributions(
-    replies: Iterable[Message], nodes: Sequence[int], question: Question
-) -> Iterator[list[float]]:
-    """Yield one vector per unit, out of at most one reply per node."""
-    log = RunLog()
-    dimension = question.query.dimension
-    most = question.units_per_node * dimension
-    for reply in question.answers(replies, nodes, log):
-        numbers = numbers_of(reply.content).get(CONTRIBUTION_METRIC, [])
-        # Of several records it can't be told which is meant.
-        if len(reply.content.metric_records) != 1 or len(numbers) % dimension:
-            numbers = []
-        if not numbers:
-            log.warn_once("a reply is no contribution to this query and counts as zero")
-        if len(numbers) > most:
-            log.warn_once(
-                f"a node answered for more than {question.units_per_node} units; the rest is "
-                "ignored"
-            )
-        for start in range(0, min(len(numbers), most), dimension):
-            yield numbers[start : start + dimension]
+    return charged_release(ledger, name, choice, question.vectors(grid, replies, nodes), rng)

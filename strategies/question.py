@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
-from fl_dp.statistics import Query
+from fl_dp.documents import real_number
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.keys import CONTRIBUTION_METRIC
+from fl_dp.protocol.own_grid import simulates_nodes
+from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 
 from .exchange import one_of_each
+from .rehearsal import meaning_of, rehearse
 from .run_log import RunLog
 
 CONFIG = "config"
@@ -18,12 +24,19 @@ CONFIG = "config"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A message for every node, and the query its answer contributes to."""
+    """A message for every node, and the query its answer contributes to.
+
+    Attributes:
+        content: The message, with one ConfigRecord.
+        units_per_node: Units that a node answers for at most.
+        weighted_by: Name under which a plain app's evaluation replies with its number of records.
+    """
 
     query: Query
     kind: str
     content: RecordDict
     units_per_node: int = 1
+    weighted_by: str = "num-examples"
 
     def __post_init__(self) -> None:
         """Validate.
@@ -34,10 +47,60 @@ class Question:
         if self.units_per_node < 1:
             raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
 
+    @property
+    def config(self) -> ConfigRecord:
+        """Its ConfigRecord."""
+        (config,) = self.content.config_records.values()
+        return config
+
     def with_config(self, entries: Mapping[str, str]) -> Question:
         """The question with more entries in its config."""
-        config = ConfigRecord(dict(self.content.config_records[CONFIG]) | dict(entries))
-        return replace(self, content=RecordDict(dict(self.content) | {CONFIG: config}))
+        (name,) = self.content.config_records
+        config = ConfigRecord(dict(self.config) | dict(entries))
+        return replace(self, content=RecordDict(dict(self.content) | {name: config}))
+
+    def require_summable(self, choice: NoiseChoice, nodes: Sequence[int]) -> None:
+        """Refuse more units than can be summed exactly.
+
+        Raises:
+            ValueError: If there may be more; nothing was charged.
+        """
+        if len(nodes) * self.units_per_node > choice.max_units:
+            raise ValueError(
+                f"{len(nodes)} nodes of up to {self.units_per_node} units are connected, and at "
+                f"most {choice.max_units} units can be summed exactly at this noise: choose a "
+                "smaller epsilon"
+            )
+
+    def rehearse(
+        self,
+        grid: Grid,
+        nodes: Sequence[int],
+        *,
+        trusts_server: bool,
+        window: int | None,
+        timeout: float,
+    ) -> None:
+        """Ask nodes, before the charge, whether they can and may answer. See `rehearse`.
+
+        A plain Flower app evaluates in the clear: that will do where clients trust the server.
+
+        Raises:
+            RehearsalFailed: If an app can't, or most owners refuse; nothing was charged.
+        """
+        measures = self.kind == MessageType.EVALUATE
+        needs = Ability.STATISTICS
+        if measures or isinstance(self.query, ScoreHistograms):
+            needs = Ability.EVALUATION
+        rehearse(
+            grid,
+            nodes,
+            config=self.config,
+            needs={needs},
+            of_plain_apps={needs} if measures and trusts_server else (),
+            window=window,
+            timeout=timeout,
+        )
 
     def to(self, node: int, content: RecordDict | None = None, *, timeout: float) -> Message:
         """The message to a node; `content`, if given, replaces its own."""
@@ -45,11 +108,52 @@ class Question:
         return Message(sent, dst_node_id=node, message_type=self.kind, ttl=timeout)
 
     def answers(
-        self, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
+        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
     ) -> Iterator[Message]:
-        """Yield at most one reply of each asked node; a failed one counts as none."""
+        """Yield at most one reply of each asked node; a failed one counts as none.
+
+        An error is logged once per kind, of real nodes in the server's own words.
+        """
+        simulated = simulates_nodes(grid)
         for reply in one_of_each(replies, set(nodes), log):
-            if reply.has_error():
-                log.warn_once("a node failed and contributes zero")
-            else:
+            if not reply.has_error():
                 yield reply
+                continue
+            meaning = meaning_of(reply.error)
+            cause = "" if meaning is None else f" ({meaning.text})"
+            if simulated and meaning is None:
+                cause = f":\n{reply.error.reason}\n"
+            log.warn_once(f"a node failed and contributes zero{cause}")
+
+    def vectors(
+        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int]
+    ) -> Iterator[list[float]]:
+        """Yield one vector per unit, out of at most one reply per node."""
+        log = RunLog()
+        for reply in self.answers(grid, replies, nodes, log):
+            records = list(reply.content.metric_records.values())
+            # Of several records it can't be told which is meant.
+            numbers = self._numbers(records[0], log) if len(records) == 1 else []
+            if not numbers or len(numbers) % self.query.dimension:
+                log.warn_once("a reply is no contribution to this query and counts as zero")
+                continue
+            most = self.units_per_node * self.query.dimension
+            if len(numbers) > most:
+                log.warn_once(
+                    f"a node answered for more than {self.units_per_node} units; the rest is "
+                    "ignored"
+                )
+            for start in range(0, min(len(numbers), most), self.query.dimension):
+                yield numbers[start : start + self.query.dimension]
+
+    def _numbers(self, record: MetricRecord, log: RunLog) -> list[float]:
+        """A reply's vectors in a row: made by the node, or here of a plain app's evaluation."""
+        if CONTRIBUTION_METRIC in record:
+            sent = record[CONTRIBUTION_METRIC]
+            return [real_number(number) for number in (sent if isinstance(sent, list) else [sent])]
+        if self.kind != MessageType.EVALUATE or not isinstance(self.query, Evaluation):
+            return []
+        for name in (self.weighted_by, *self.query.names):
+            if name not in record:
+                log.warn_once(f"an evaluation has no '{name}' and weighs zero")
+        return self.query.measured(record, examples=record.get(self.weighted_by)).tolist()

@@ -1,8 +1,9 @@
 """A rehearsal before the first charge: nodes say what they will answer with; no data moves.
 
 In one exchange of QUERY messages, nodes tell the names under which participations are counted, and
-describe their apps, which are compared with the model. What can't work is refused while nothing is
-spent. Plain Flower clients do not know the question: only training will show whether they work.
+describe their apps, which are compared with the model and with what a training or a question needs.
+What can't work is refused while nothing is spent. Plain Flower clients do not know the message:
+only their answers will show whether they work.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from .exchange import exchange, patience
 logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
-_SECONDS = 60.0  # for an answer that touches no data
 _MOST_LISTED = 5  # nodes that a line of the log names at most
 
 _MOD_ADVICE = (
@@ -45,8 +45,18 @@ _SAME_MODEL = "start from the arrays of the model that the clients train (initia
 LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
 """Flower's mods that need a counterpart at the server which fl-dp replaces."""
 
-# By what a training needs of an app, in the order in which it is said.
+# By what a training or a question needs of an app, in the order in which it is said.
 _LACKING = {
+    Ability.STATISTICS: (
+        "nodes contribute values of their own to this statistic, and its app has none: write "
+        "numpy_client_app(client_fn, statistics_fn=values_of), where values_of(context, unit, "
+        "config, name) returns one unit's values"
+    ),
+    Ability.EVALUATION: (
+        "nodes contribute bounded measurements of a model, and its app makes none: write "
+        "numpy_client_app(client_fn). A plain ClientApp's @app.evaluate() is measured by an "
+        "Evaluation, where a CentralPlan lets the server bound what it replies"
+    ),
     Ability.NOISE: (
         "each client adds the noise of this training itself, and its app adds none: write "
         "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
@@ -109,6 +119,7 @@ _REFUSED_SUMS = {
 _KNOWN_REASONS = (
     (r"Invalid message type: query", Meaning(_OLD_API)),
     (r"fitins\.parameters", Meaning(_OLD_API_OR_MOD)),
+    (r"No evaluate function registered", Meaning("its client app has no @app.evaluate()")),
     (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
     *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
     (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
@@ -216,6 +227,46 @@ class Answers:
         return f"{label} ({identity.app})" if identity.app else label
 
 
+def rehearse(
+    grid: Grid,
+    nodes: Sequence[int],
+    *,
+    config: Mapping[str, str | int | float],
+    needs: Collection[Ability],
+    of_plain_apps: Collection[Ability] = (),
+    layout: VectorLayout | None = None,
+    everyone: Callable[[Answers], bool] = lambda answers: False,
+    window: int | None,
+    timeout: float,
+) -> Answers:
+    """Ask nodes who they are, before a training or a question is charged; refuse what can't work.
+
+    Args:
+        grid: Flower's grid.
+        nodes: Nodes that are to take part.
+        config: Config of the messages that will follow, as far as an owner may refuse it.
+        needs: Abilities that every node's app needs.
+        of_plain_apps: Those of them that a plain Flower app is taken to have, as it can't tell.
+        layout: The training's model; None for a question.
+        everyone: As for `ask_identities`.
+        window: Number of nodes that work at the same time; None leaves it to the grid.
+        timeout: Seconds for the answers, which touch no data.
+
+    Raises:
+        RehearsalFailed: If a node can't contribute, or most do not; nothing was charged.
+    """
+    answers = ask_identities(
+        grid,
+        nodes,
+        config=ConfigRecord(dict(config)),
+        everyone=everyone,
+        window=window,
+        timeout=timeout,
+    )
+    require_fit(answers, layout, needs=needs, of_plain_apps=of_plain_apps)
+    return answers
+
+
 def ask_identities(
     grid: Grid,
     nodes: Sequence[int],
@@ -298,8 +349,14 @@ def _ask(
             return
 
 
-def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Ability] = ()) -> None:
-    """Check answers against the model and the training's needs; log possible problems.
+def require_fit(
+    answers: Answers,
+    layout: VectorLayout | None,
+    *,
+    needs: Collection[Ability],
+    of_plain_apps: Collection[Ability],
+) -> None:
+    """Check answers against needs and the model, if any; log possible problems. See `rehearse`.
 
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are, or no node answers.
@@ -326,15 +383,20 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             "logs, or give them more time (roster_timeout)"
         )
     _require_wire(answers)
-    _require_abilities(answers, needs)
-    for node, identity in sorted(answers.identities.items()):
-        _require_fit(answers.called(node), identity, layout)
+    _require_abilities(answers, needs, of_plain_apps)
+    if layout is not None:
+        for node, identity in sorted(answers.identities.items()):
+            _require_fit(answers.called(node), identity, layout)
     if unable:
+        shows, told = "and its arrays fit the model shows in training only", "its arrays"
+        if layout is None:
+            shows, told = "shows in its answers only", "what it can do"
         logger.warning(
             "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
             "ClientApp). Its errors 'No query function registered' are harmless. Whether it works "
-            "and its arrays fit the model shows in training only, where a reply that does not fit "
-            "counts as zero; numpy_client_app tells its arrays for free"
+            "%s, where a reply that does not fit counts as zero; numpy_client_app tells %s for free",
+            shows,
+            told,
         )
     if answers.silent:
         logger.warning(
@@ -376,25 +438,6 @@ def takes_no_part(identity: NodeIdentity) -> str | None:
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
 
 
-def require_willing(
-    grid: Grid, nodes: Sequence[int], config: ConfigRecord, *, window: int | None
-) -> None:
-    """Ask, before a statistic is charged, whether owners allow it.
-
-    Raises:
-        RehearsalFailed: If most of those that answered refuse; nothing was charged.
-    """
-    answers = ask_identities(
-        grid,
-        nodes,
-        config=config,
-        everyone=lambda answers: False,
-        window=window,
-        timeout=_SECONDS,
-    )
-    _require_enough(answers)
-
-
 def _require_enough(answers: Answers) -> None:
     """Name nodes that take no part, or pay for a part of it, as far as owners let them tell.
 
@@ -430,17 +473,22 @@ def _traceback(answers: Answers, error: Error) -> str:
     return f". Its client app raised:\n{text}" if answers.simulated and text else ""
 
 
-def _require_abilities(answers: Answers, needs: Collection[Ability]) -> None:
-    """Compare each app's abilities with the training's needs.
+def _require_abilities(
+    answers: Answers, needs: Collection[Ability], of_plain_apps: Collection[Ability]
+) -> None:
+    """Compare each app's abilities with what is needed.
 
     Raises:
         RehearsalFailed: If one lacks something; nothing was charged.
     """
-    stated = dict.fromkeys(answers.unable, NodeIdentity()) | answers.identities
+    plain = NodeIdentity(abilities=frozenset(of_plain_apps))
+    stated = dict.fromkeys(answers.unable, plain) | answers.identities
     for node, identity in sorted(stated.items()):
         for ability, lacking in _LACKING.items():
             if ability in needs and ability not in identity.abilities:
-                raise RehearsalFailed(f"{answers.called(node)} can't take part: {lacking}")
+                raise RehearsalFailed(
+                    f"{answers.called(node)} can't take part: {lacking}; nothing was charged"
+                )
 
 
 def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> None:

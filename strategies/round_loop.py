@@ -42,7 +42,7 @@ from .modes import Mode, Released, RoundFailed
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
-from .rehearsal import Answers, ask_identities, require_fit
+from .rehearsal import Answers, rehearse
 from .roster import Roster, Unit, by_node, nodes_of
 from .run_log import RunLog
 from .selection import Draw, Selection
@@ -357,15 +357,16 @@ class RoundLoop(ABC):
         self._participations.require_countable()
         query = _with_record_plan(config, self.record_plan)
         query |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._rehearsal_config()}
-        answers = ask_identities(
+        answers = rehearse(
             grid,
             nodes,
-            config=ConfigRecord(query),
+            config=query,
+            needs=self._needs(),
+            layout=self._layout_of(model),
             everyone=self._participations.needs_everyone,
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
         )
-        require_fit(answers, self._layout_of(model), needs=self._needs())
         self._untried = answers.untried
         self._answers = answers
         named = answers.enforcements(nodes) == {Enforcement.NAMED_APP}

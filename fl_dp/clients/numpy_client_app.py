@@ -160,8 +160,12 @@ def numpy_client_app(
         abilities |= {Ability.NOISE, Ability.SUMS, Ability.UTILITY, Ability.WEIGHTS}
     if units is not None:
         abilities |= {Ability.SUMS, Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS}
+    if client_fn is not None or units is not None:
+        abilities.add(Ability.EVALUATION)
     if records is not None:
         abilities.add(Ability.RECORDS)
+    if statistics_fn is not None:
+        abilities.add(Ability.STATISTICS)
     identity = identity_handler(
         app="numpy_client_app of fl-dp",
         arrays_fn=arrays_fn or getattr(records, "arrays_fn", None),  # `NodeRecords` has one

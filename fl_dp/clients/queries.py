@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
@@ -28,7 +29,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Evaluation, ScoreHistograms
+from fl_dp.statistics import Evaluation, Query, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.user_code import Contained, own_chance
 
@@ -64,7 +65,8 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
     def answer(message: Message, context: Context) -> Message:
         config = config_of(message)
         hosted = units.count(context, config)
-        if isinstance(query_from_json(str(config[STATISTIC_QUERY_KEY])), ScoreHistograms):
+        query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
+        if isinstance(query, ScoreHistograms):
             _, model = only_record(message.content.array_records, "ArrayRecord")
 
             def scored(unit: int) -> object:
@@ -76,7 +78,7 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
                     )
                 return client.scores(model.to_numpy_ndarrays(), dict(config))
 
-            return _contributions(message, config, hosted, scored)
+            return _contributions(message, query, hosted, lambda unit: query.contribution(scored(unit)))
         if statistics_fn is None:
             raise ValueError("this app answers no statistics: build it with a statistics_fn")
         name = str(config[STATISTIC_VALUES_KEY])
@@ -84,7 +86,7 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
         def values_of(unit: int) -> object:
             return statistics_fn(context, unit, config, name)
 
-        return _contributions(message, config, hosted, values_of)
+        return _contributions(message, query, hosted, lambda unit: query.contribution(values_of(unit)))
 
     return answer
 
@@ -105,27 +107,28 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
         query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
         if not isinstance(query, Evaluation):
             raise ValueError(f"models are measured by an Evaluation, not by '{query.kind}'")
-        names = query.names
-
-        def measured(unit: int) -> object:
+        def measured(unit: int) -> NDArray[np.float64]:
             client = units.client_of(context, unit)
             examples, report = _measured(client, model, config)
-            return [examples, *(number_in(report, name) for name in names)]
+            named = {name: number_in(report, name) for name in query.names}
+            return query.measured(named, examples=examples)
 
-        return _contributions(message, config, units.count(context, config), measured)
+        return _contributions(message, query, units.count(context, config), measured)
 
     return answer
 
 
 def _contributions(
-    message: Message, config: Config, hosted: int, values_of: Callable[[int], object]
+    message: Message,
+    query: Query,
+    hosted: int,
+    contribution_of: Callable[[int], NDArray[np.float64]],
 ) -> Message:
     """Return a reply with one vector per hosted unit, zero without values.
 
     Raises:
         BaseException: The first failure, if no unit has values.
     """
-    query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     contributions: list[float] = []
     failures: list[BaseException] = []
     for unit in range(hosted):
@@ -134,7 +137,7 @@ def _contributions(
             Contained("unit %d has no values and contributes zero", unit) as attempt,
             own_chance(),
         ):
-            contribution = query.contribution(values_of(unit)).tolist()
+            contribution = contribution_of(unit).tolist()
         contributions += contribution
         if attempt.failure is not None:
             failures.append(attempt.failure)

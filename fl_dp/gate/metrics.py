@@ -139,8 +139,7 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
         contribution = np.zeros(query.dimension)
         with Contained("the app's evaluation failed, and this site adds zero to the sum"):
             numbers = numbers_in(app(message, context), [_EXAMPLES, *query.names])
-            row = [numbers.get(name, math.nan) for name in (_EXAMPLES, *query.names)]
-            contribution = query.contribution(row)
+            contribution = query.measured(numbers, examples=numbers.get(_EXAMPLES))
         record = MetricRecord({CONTRIBUTION_METRIC: contribution.tolist()})
         return Message(RecordDict({METRICS_KEY: record}), reply_to=message)
 

@@ -213,6 +213,8 @@ class LocalWay(Way):
 class DistributedWay(Way):
     """The gate adds a share of the noise, and masks: nobody sees this site's update."""
 
+    abilities = frozenset({Ability.EVALUATION})
+
     def require(self, instruction: RoundInstruction) -> None:
         """Refuse sums in which this site would be more than one unit."""
         price = instruction.secure_sum

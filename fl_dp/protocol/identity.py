@@ -28,12 +28,16 @@ Form = tuple[tuple[int, ...], str]
 
 
 class Ability(StrEnum):
-    """An ability that a training may need of a client's app, besides answering with arrays."""
+    """An ability that a training or a question may need of a client's app, besides training."""
 
+    EVALUATION = "evaluation"
+    """It contributes its measurements of a model to a statistic."""
     NOISE = "noise"
     """It adds a round's noise itself."""
     RECORDS = "records"
     """It adds up gradients of its records."""
+    STATISTICS = "statistics"
+    """It contributes values of its own to a statistic."""
     SUMS = "sums"
     """It answers with a sum over those of its units that take part, instead of a model."""
     UNITS = "units"

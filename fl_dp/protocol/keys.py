@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 6  # since 5: an instruction names the trained arrays
+WIRE = 6  # since 5: an instruction names the trained arrays, and an app says what it answers
 """Version of the messages between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"

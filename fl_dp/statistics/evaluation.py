@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fl_dp.documents import real_number
 
 from .query import Estimate, SumQuery, as_tuple
 from .sums import RangedQuery
@@ -70,6 +73,19 @@ class Evaluation(RangedQuery, SumQuery):
     def l2_sensitivity(self) -> float:
         """Every metric at an end of its range."""
         return self.max_records * math.sqrt(self.features + 1.0)
+
+    def measured(self, report: Mapping[str, object], *, examples: object) -> NDArray[np.float64]:
+        """A client's contribution, from what it reports of its measurement.
+
+        Args:
+            report: Its metrics by name; other names than `names` are not read.
+            examples: Its number of records, as it reports it.
+
+        Returns:
+            As `contribution`; zero, also in the count, if a number is missing or none.
+        """
+        metrics = (real_number(report.get(name)) for name in self.names)
+        return self.contribution([real_number(examples), *metrics])
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         rows = records(values, self.features + 1)

@@ -15,11 +15,13 @@ from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from trainings import able
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import GaussianMechanism
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.statistics import (
     Count,
@@ -72,6 +74,7 @@ def answering(
 def saying(vector: Callable[[int], Any], num_nodes: int = N) -> LocalGrid:
     """Nodes that send these numbers, whatever was asked; None never answers."""
 
+    @able(Ability.STATISTICS)
     def answer(message: Message, partition: int) -> Message | None:
         numbers = vector(partition)
         if numbers is None or isinstance(numbers, Message):
@@ -200,6 +203,7 @@ def test_the_charge_is_on_disk_before_any_message_leaves(open_ledger: Any) -> No
     on_disk: list[int] = []
     inner = answering()
 
+    @able(Ability.STATISTICS)
     def answer(message: Message, partition: int) -> Message | None:
         with PrivacyLedger.read(ledger.location) as there:
             on_disk.append(there.other_releases_spent)
@@ -278,11 +282,13 @@ def test_nodes_of_several_units_are_not_asked_under_add_or_remove_one(tmp_path: 
 def test_a_grid_that_fails_leaves_the_charge_spent(open_ledger: Any) -> None:
     class Broken(LocalGrid):
         def push_messages(self, messages: Any) -> Any:
-            raise ConnectionError("the line is dead")
+            if len(self.introductions) == N:
+                raise ConnectionError("the line is dead")
+            return super().push_messages(messages)
 
     ledger = open_ledger(SUM)
     with pytest.raises(ConnectionError):
-        total_of(Broken(lambda *_: None, N), ledger, SUM)
+        total_of(Broken(saying(lambda _: [0.5]).answer, N), ledger, SUM)
     assert ledger.other_releases_spent == 1
     assert ledger.entries[-1].kind == "reserve"
 
@@ -369,6 +375,7 @@ def test_a_reply_in_the_name_of_another_node_does_not_count_twice(
 ) -> None:
     inner = saying(lambda _: [0.5])
 
+    @able(Ability.STATISTICS)
     def answer(message: Message, partition: int) -> Message | None:
         made = inner.answer(message, partition)
         assert made is not None
@@ -406,7 +413,10 @@ def test_malformed_and_failed_replies_count_as_zero_and_are_logged_once_without_
     open_ledger: Any, malformed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = saying(lambda _: [0.5])
-    grid = LocalGrid(lambda m, p: malformed(m) if p < 10 else inner.answer(m, p), N)
+    answered = able(Ability.STATISTICS)(
+        lambda m, p: malformed(m) if p < 10 else inner.answer(m, p),
+    )
+    grid = LocalGrid(answered, N)
     answer = total_of(grid, open_ledger(SUM), SUM)
     assert answer.value[0] == pytest.approx((N - 10) / 2, abs=0.1)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
