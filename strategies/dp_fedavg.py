@@ -50,6 +50,7 @@ from fl_dp.plan import CentralPlan, Plan, RecordPlan
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.fields import plan_of
 from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.statistics import NoiseChoice
 from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
@@ -58,6 +59,7 @@ from .contributions import ContributionCheck
 from .participations import Participations
 from .private_loop import PrivateLoop
 from .roster import Roster
+from .round_evaluation import RoundEvaluation, releases_of
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
 from .run_log import log_promise
@@ -130,6 +132,7 @@ class DPFedAvg(RoundStrategy):
         compression: Compression | None = None,
         secure_roster: SecureRoster | None = None,
         owners: Mapping[str, float] | None = None,
+        evaluation: NoiseChoice | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -161,6 +164,9 @@ class DPFedAvg(RoundStrategy):
             owners: Epsilon of each node by its lasting name, for a plan whose `OwnRatesSampling`
                 has a group for each; unlisted nodes take no part. None: units are dealt to the
                 groups by their shares, in the order of their names.
+            evaluation: What every client's `evaluate` measures of each released model, and its
+                noise: `choose_noise(Evaluation(...), epsilon, delta)`, of one round. The plan
+                declares its events once per round. The strategy gets one private reply.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -181,7 +187,8 @@ class DPFedAvg(RoundStrategy):
             compression=compression,
             roster_may_grow=roster_may_grow,
         )
-        super().__init__(strategy)
+        measured = None if evaluation is None else RoundEvaluation(choice=evaluation, plan=plan)
+        super().__init__(strategy, evaluates=measured is not None)
         check = ContributionCheck(plan) if plan.release.contribution_check else None
         options = LoopOptions(
             selection=selection,
@@ -208,6 +215,7 @@ class DPFedAvg(RoundStrategy):
             plan=plan,
             ledger=ledger,
             secure_roster=secure_roster,
+            evaluation=measured,
         )
 
     @classmethod
@@ -231,6 +239,7 @@ class DPFedAvg(RoundStrategy):
         metrics: tuple[ScalarMetric, ...] = (),
         contribution_check: bool = True,
         trained: tuple[str, ...] | None = None,
+        evaluation: NoiseChoice | None = None,
         **options: Any,
     ) -> Self:
         """Plan to a budget, open the ledger and wrap a strategy.
@@ -257,6 +266,7 @@ class DPFedAvg(RoundStrategy):
             contribution_check: Whether each round releases a noisy number of contributions.
             trained: Arrays that are trained and released, by names or patterns; all others stay
                 as they are (`fl_dp.clients.trained_names(module)`). None: all floating-point ones.
+            evaluation: Clients' evaluation of each model, planned for, too; see `DPFedAvg`.
             **options: Other arguments of `DPFedAvg`, and a subclass's own.
 
         Raises:
@@ -281,7 +291,9 @@ class DPFedAvg(RoundStrategy):
             "sampling": selection.sampling,
             "clipping": _clipping_of(clipping_norm, clipping),
             "neighboring_relation": neighboring_relation,
-            "other_releases": freeze(selection.releases(rounds)),
+            "other_releases": freeze(
+                [*selection.releases(rounds), *releases_of(evaluation, rounds)]
+            ),
             "metrics": metrics,
             "contribution_check": contribution_check,
             "trained": trained,
@@ -292,6 +304,9 @@ class DPFedAvg(RoundStrategy):
             if value != defaults[name]:
                 values[name] = value
         plan = plan_of(cls.plan_class, values).calibrated()
+        if evaluation is not None:
+            RoundEvaluation(choice=evaluation, plan=plan)  # or refused before there is a ledger
+            options["evaluation"] = evaluation
         opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
         try:
             wrapped = cls(strategy, plan=plan, ledger=opened, selection=selection, **options)
@@ -324,7 +339,9 @@ class DPFedAvg(RoundStrategy):
     def summary(self) -> None:
         """Log what will be released and at what price."""
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
-        log_promise(self.plan, self.ledger, self.record_plan)
+        evaluation = self.loop.evaluation
+        price = None if evaluation is None else evaluation.price()
+        log_promise(self.plan, self.ledger, self.record_plan, price)
 
 
 _OF_BUDGET = hints_of(DPFedAvg.with_budget).keys() - {"options", "return"}

@@ -127,8 +127,7 @@ class Participations:
         """
         if self._ledger is None:
             return roster
-        if self._names is not None:  # who came later, or can't be told apart, takes no part
-            roster = [unit for unit in roster if unit.node in self._names]
+        roster = self._told_apart(roster)
         if self._cap is not None:
             multipliers = self._ledger.plan.noise_multipliers
             noise = multipliers[min(server_round, len(multipliers)) - 1]
@@ -140,6 +139,19 @@ class Participations:
             return roster
         last, rested = self._ledger.last_index, index - self._separation
         return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
+
+    def members(self, roster: Sequence[Unit]) -> Sequence[Unit]:
+        """Units that are charged for every release other than a round, at their cap or not."""
+        if self._ledger is None:
+            return roster
+        roster = self._told_apart(roster)
+        return self._grouped_units(roster, self._ledger, None) if self._grouped else roster
+
+    def _told_apart(self, roster: Sequence[Unit]) -> Sequence[Unit]:
+        """All units but those of nodes that came later, or can't be told apart."""
+        if self._names is None:
+            return roster
+        return [unit for unit in roster if unit.node in self._names]
 
     def _grouped_units(
         self, roster: Sequence[Unit], ledger: PrivacyLedger, index: int | None

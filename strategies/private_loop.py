@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
@@ -42,11 +42,14 @@ from .compatibility import (
     require_trainable,
 )
 from .exchange import asking, patience
+from .federation_statistics import charged_answer
 from .modes import Mode, Released, RoundFailed
 from .modes.ways import Opened, way_of
 from .open_round import Answered, RoundDraft
+from .question import Question
 from .rehearsal import RehearsalFailed
 from .roster import Unit, nodes_of
+from .round_evaluation import RoundEvaluation, in_words
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
 from .server_optimizer import ServerOptimizer
 
@@ -74,6 +77,7 @@ class PrivateLoop(RoundLoop):
         plan: Plan,
         ledger: PrivacyLedger,
         secure_roster: SecureRoster | None,
+        evaluation: RoundEvaluation | None = None,
     ) -> None:
         """Prepare; `DPFedAvg` describes the options."""
         self.noise_stream: NoiseStream = WhiteStream()
@@ -82,6 +86,7 @@ class PrivateLoop(RoundLoop):
         super().__init__(optimizer, options)
         self.plan = plan
         self.ledger = ledger
+        self.evaluation = evaluation
         self.owns_ledger = False
         self._reservation: Reservation
         self._way = way_of(plan, secure_roster)
@@ -256,6 +261,47 @@ class PrivateLoop(RoundLoop):
         if released.clipping_norms is not None:
             self._clipping_norms = released.clipping_norms
 
+    def _question(
+        self, evaluation: RoundEvaluation, content: RecordDict, arrays: ArrayRecord
+    ) -> Question:
+        return evaluation.question(content, arrays, weighted_by=self.optimizer.weight_key)
+
+    def _evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> MetricRecord | None:
+        """Charge and release what every client measures. See `RoundLoop._evaluate`."""
+        if self.evaluation is None:
+            return None
+        nodes = nodes_of(self._participations.members(self._roster.units(grid, self._log)))
+        model = VectorLayout.of(arrays).only_released(arrays)
+        content = self.optimizer.instruct_evaluation(server_round, model, config, nodes)
+        if content is None:
+            return None
+        try:
+            answer = charged_answer(
+                grid,
+                self.ledger,
+                f"evaluation of round {server_round}",
+                self.evaluation.choice,
+                self._question(self.evaluation, content, arrays),
+                nodes=nodes,
+                rng=self._rng,
+                window=self._window,
+                timeout=self._timeout,
+            )
+        except PrivacyBudgetExhausted as exhausted:
+            self._log.warn_once(f"a model is not evaluated by clients: {exhausted}")
+            return None
+        metrics = self.evaluation.metrics_of(answer)
+        if metrics is None:
+            self._log.warn_once(
+                "an evaluation is hidden by its noise and left out: it needs more clients that "
+                "reply with every metric and their num-examples, or a larger epsilon"
+            )
+        else:
+            logger.info("\t└──> Evaluation by clients: %s", in_words(answer))
+        return self.optimizer.step_evaluation(server_round, metrics)
+
     @property
     def _stays_spent(self) -> str:
         """See `RoundLoop._stays_spent`."""
@@ -282,6 +328,15 @@ class PrivateLoop(RoundLoop):
                 "All %d nodes are behind gates, as they say: the promise is %s",
                 len(nodes),
                 enforcement,
+            )
+        if self.evaluation is not None and not self._answers.untried:  # else nobody can tell more
+            question = self._question(self.evaluation, RecordDict({"arrays": model}), model)
+            question.rehearse(
+                grid,
+                nodes,
+                trusts_server=self.plan.trusts_server,
+                window=self._window,
+                timeout=min(self._timeout, self._roster.timeout),
             )
         ask = asking(grid, window=self._window, patient=True)
         timeout = patience(grid, min(self._timeout, self._roster.timeout))

@@ -156,4 +156,7 @@ class Question:
         for name in (self.weighted_by, *self.query.names):
             if name not in record:
                 log.warn_once(f"an evaluation has no '{name}' and weighs zero")
-        return self.query.measured(record, examples=record.get(self.weighted_by)).tolist()
+        vector: list[float] = self.query.measured(
+            record, examples=record.get(self.weighted_by)
+        ).tolist()
+        return vector

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -231,7 +231,7 @@ def rehearse(
     grid: Grid,
     nodes: Sequence[int],
     *,
-    config: Mapping[str, str | int | float],
+    config: Mapping[str, Any],
     needs: Collection[Ability],
     of_plain_apps: Collection[Ability] = (),
     layout: VectorLayout | None = None,
@@ -390,11 +390,12 @@ def require_fit(
     if unable:
         shows, told = "and its arrays fit the model shows in training only", "its arrays"
         if layout is None:
-            shows, told = "shows in its answers only", "what it can do"
+            shows, told = "shows in its answers only", "its abilities"
         logger.warning(
             "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
             "ClientApp). Its errors 'No query function registered' are harmless. Whether it works "
-            "%s, where a reply that does not fit counts as zero; numpy_client_app tells %s for free",
+            "%s, where a reply that does not fit counts as zero; numpy_client_app tells %s for "
+            "free",
             shows,
             told,
         )

@@ -44,6 +44,7 @@ from .participations import Participations
 from .progress import Progress
 from .rehearsal import Answers, rehearse
 from .roster import Roster, Unit, by_node, nodes_of
+from .round_evaluation import RoundEvaluation
 from .run_log import RunLog
 from .selection import Draw, Selection
 from .server_optimizer import ServerOptimizer
@@ -94,8 +95,13 @@ class LoopOptions:
 class RoundLoop(ABC):
     """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
 
-    Public attributes are those of `RoundStrategy`.
+    Public attributes are those of `RoundStrategy`, and this one.
+
+    Attributes:
+        evaluation: Clients' evaluation of each released model; None: nobody is asked.
     """
+
+    evaluation: RoundEvaluation | None = None
 
     def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
         """Prepare a training."""
@@ -146,7 +152,7 @@ class RoundLoop(ABC):
         if not timeout > 0:
             raise OptionError(f"timeout must be positive, in seconds, got {timeout}")
         announce()
-        if evaluate_config:
+        if evaluate_config and self.evaluation is None:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout
         nodes = self._roster.wait(grid)
@@ -154,6 +160,7 @@ class RoundLoop(ABC):
         self._works = done > 0  # in a simulation no round was released in which all failed
         require_finite(model)
         result = Result(arrays=model)
+        evaluate_config = ConfigRecord(dict(evaluate_config or {}))
         if done < num_rounds:
             self.optimizer.rehearse(
                 done + 1,
@@ -161,6 +168,7 @@ class RoundLoop(ABC):
                 _with_record_plan(train_config, self.record_plan),
                 nodes,
                 metrics=self._metrics,
+                evaluated=[] if self.evaluation is None else self.evaluation.query.names,
                 saved=self._after_round is not None,
             )
         self._rehearse(grid, nodes, result.arrays, train_config)
@@ -190,6 +198,9 @@ class RoundLoop(ABC):
             self._log.released(server_round, num_rounds, metrics)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
+            measured = self._evaluate(server_round, result.arrays, evaluate_config, grid)
+            if measured is not None:
+                result.evaluate_metrics_clientapp[server_round] = measured
             self._finish_round(evaluate_fn, server_round, result)
             if should_stop is not None and should_stop(server_round, result):
                 logger.info(
@@ -280,6 +291,12 @@ class RoundLoop(ABC):
             )
         for text in failures:
             self._log.warn_once(f"a simulated client failed and contributes zero:\n{text}\n")
+
+    def _evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> MetricRecord | None:
+        """Let clients evaluate a released model; nobody by default."""
+        return None
 
     @property
     def most_participations(self) -> int | None:

@@ -39,16 +39,22 @@ class RoundStrategy(Strategy):
     loop: RoundLoop
     _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
 
-    def __init__(self, strategy: Strategy | None) -> None:
-        """Stand before a server optimizer; `FedAvg()` by default."""
+    def __init__(self, strategy: Strategy | None, *, evaluates: bool = False) -> None:
+        """Stand before a server optimizer; `FedAvg()` by default.
+
+        `evaluates` says whether clients are asked to evaluate.
+        """
         if strategy is None:
             strategy = FedAvg()
         self.optimizer = ServerOptimizer(strategy, front=self)
         weighted = self._weights_are_used
-        for line in unused_of(self.optimizer.strategy, weights_are_used=weighted):
+        for line in unused_of(
+            self.optimizer.strategy, weights_are_used=weighted, evaluates=evaluates
+        ):
             logger.warning(line)
-        for line in uncalled_of(self, RoundStrategy):
-            logger.warning(line)
+        if not evaluates:
+            for line in uncalled_of(self, RoundStrategy):
+                logger.warning(line)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass that would run the rounds or make their sums.
@@ -91,8 +97,8 @@ class RoundStrategy(Strategy):
             timeout: Seconds to wait for a round's replies. A later reply contributes zero; noise,
                 denominator and charge stay the same.
             train_config: Sent to clients with every round.
-            evaluate_config: Not used, with a warning: evaluation on clients' data would be an
-                uncharged release.
+            evaluate_config: Sent to clients with every `evaluation`. Without one it is not used,
+                with a warning: what clients measure would be an uncharged release.
             evaluate_fn: Evaluates each model on public data at the server.
             should_stop: Called after each round that released a model, with its number and the
                 result so far, which it must not change. True ends the training with that model;
@@ -165,14 +171,28 @@ class RoundStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nobody: the budget does not cover measurements on clients' data."""
-        return []
+        """Return what clients get to evaluate; nothing without an `evaluation` that is paid for.
+
+        As `configure_train`. All clients are asked; an empty list leaves a round out, uncharged.
+        """
+        if self.loop.evaluation is None:
+            return []
+        return self.optimizer.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return nothing, for the same reason."""
-        return None
+        """Return the metrics of an `evaluation`; nothing without one.
+
+        `replies` is one reply, as if one client had answered: the private means by name. It is
+        empty where the noise hides them.
+
+        Raises:
+            RuntimeError: If these are other replies: `start` runs the rounds.
+        """
+        if self.loop.evaluation is None:
+            return None
+        return self.optimizer.aggregate_evaluate(server_round, replies)
 
     @property
     def planned_rounds(self) -> int:

@@ -53,8 +53,16 @@ class RunLog:
             logger.info("%s", line)
 
 
-def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None) -> None:
-    """Log what a private training will release and at what price."""
+def log_promise(
+    plan: Plan,
+    ledger: SpentLedger,
+    record_plan: RecordPlan | None,
+    evaluation: str | None = None,
+) -> None:
+    """Log what a private training will release and at what price.
+
+    `evaluation` is that of clients' evaluations, if any.
+    """
     logger.info(
         "\t├── Budget: %s, one %s's whole contribution (%s)",
         epsilon_at_delta(plan.budget.epsilon, plan.budget.delta),
@@ -77,6 +85,8 @@ def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None)
         plan.noise_location,
         plan.denominator,
     )
+    if evaluation is not None:
+        logger.info("\t├── Evaluation: %s", evaluation)
     if record_plan is not None:
         log_record_promise(record_plan)
     logger.info("\t├── Rule: %s", ledger.rule)

@@ -127,24 +127,7 @@ class ServerOptimizer:
                 f"{self._name} trains nobody: give it fraction_train=1.0; who takes part is "
                 "decided by the sampling rate of the plan"
             )
-        content = messages[0].content
-        contents = [message.content for message in messages]
-        if any(other is not content and other != content for other in contents):
-            raise ValueError(
-                f"{self._name} sends different things to different nodes; in a private round all "
-                "get the same"
-            )
-        kind = messages[0].metadata.message_type
-        if kind != MessageType.TRAIN:
-            raise ValueError(
-                f"{self._name} sends messages of type '{kind}', which no client is asked in a "
-                f"private round: write '{MessageType.TRAIN}'"
-            )
-        if next(iter(content.array_records.values()), None) != model:
-            raise ValueError(
-                f"{self._name} sends another model than the last released one, which clients get: "
-                "change the model in aggregate_train"
-            )
+        content = self._content_of(messages, MessageType.TRAIN, model)
         for key, value in config.items():
             if key not in before or before[key] != value:
                 self._config[key] = value
@@ -153,6 +136,62 @@ class ServerOptimizer:
             # a model in half precision would be stepped from where no client was.
             self.strategy.current_arrays = model
         return content
+
+    def _content_of(self, messages: Sequence[Message], kind: str, model: ArrayRecord) -> RecordDict:
+        """The content that all of a round's messages have.
+
+        Raises:
+            ValueError: If they differ, or are of another kind or another model.
+        """
+        content = messages[0].content
+        contents = [message.content for message in messages]
+        if any(other is not content and other != content for other in contents):
+            raise ValueError(
+                f"{self._name} sends different things to different nodes; in a private round all "
+                "get the same"
+            )
+        sent = messages[0].metadata.message_type
+        if sent != kind:
+            raise ValueError(
+                f"{self._name} sends messages of type '{sent}', which no client is asked in a "
+                f"private round: write '{kind}'"
+            )
+        if next(iter(content.array_records.values()), None) != model:
+            raise ValueError(
+                f"{self._name} sends another model than the last released one, which clients get: "
+                "change the model in aggregate_train"
+            )
+        return content
+
+    def instruct_evaluation(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
+    ) -> RecordDict | None:
+        """What the inner strategy would send a client to evaluate; None: nobody is asked.
+
+        As `instruct`; every client gets the same, and the strategy's fractions are not used.
+
+        Raises:
+            ValueError: As `instruct`.
+        """
+        model = _computable(arrays)
+        grid = _StandInGrid(roster, self._least_nodes())
+        messages = list(self._front.configure_evaluate(server_round, model, config, grid))
+        return self._content_of(messages, MessageType.EVALUATE, model) if messages else None
+
+    def step_evaluation(
+        self, server_round: int, metrics: Mapping[str, float] | None
+    ) -> MetricRecord | None:
+        """Hand over one private evaluation, as if one client had replied; return the metrics.
+
+        None stands for no reply: the noise hides what was measured.
+        """
+        replies: list[Message] = []
+        if metrics is not None:
+            reported = MetricRecord({**metrics, self.weight_key: 1})
+            origin = Message(RecordDict(), dst_node_id=1, message_type=MessageType.EVALUATE)
+            give_id(origin, _id_of(server_round))
+            replies.append(Message(RecordDict({"metrics": reported}), reply_to=origin))
+        return self._front.aggregate_evaluate(server_round, replies)
 
     def step(
         self,
@@ -177,7 +216,7 @@ class ServerOptimizer:
         """
         key = next(iter(instruction.array_records))
         moved = ArrayRecord(dict(_computable(arrays)))
-        reported = MetricRecord({**metrics, self._weight_key: 1})
+        reported = MetricRecord({**metrics, self.weight_key: 1})
         origin = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
         # Flower fills the id of a message when it is sent; this one never is.
         give_id(origin, _id_of(server_round))
@@ -196,11 +235,7 @@ class ServerOptimizer:
         Raises:
             RuntimeError: If the grid could send them: nothing would be charged.
         """
-        if not isinstance(grid, _StandInGrid):
-            raise RuntimeError(
-                "configure_train charges nobody and is not for a grid that sends: start() runs the "
-                "rounds"
-            )
+        _require_stand_in(grid, "configure_train")
         with _quiet_flower():
             return list(self.strategy.configure_train(server_round, arrays, config, grid))
 
@@ -213,17 +248,37 @@ class ServerOptimizer:
             RuntimeError: If these are other replies: they may be raw.
         """
         released = list(replies)
-        answered_ids = [reply.metadata.reply_to_message_id for reply in released]
-        if answered_ids != [_id_of(server_round)]:
-            raise RuntimeError(
-                f"round {server_round} was not reserved: aggregate_train takes the one reply that "
-                "a round released, and start() runs the rounds"
-            )
+        _require_released(server_round, released, "aggregate_train", least=1)
         with _quiet_flower(), _without_metrics(self.strategy):
             updated, measured = self.strategy.aggregate_train(server_round, released)
         metrics = dict(released[0].content.metric_records["metrics"])
-        metrics.pop(self._weight_key, None)
+        metrics.pop(self.weight_key, None)
         return updated, _joined(metrics, measured)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The inner strategy's messages of an evaluation, which go nowhere.
+
+        Raises:
+            RuntimeError: If the grid could send them: nothing would be charged.
+        """
+        _require_stand_in(grid, "configure_evaluate")
+        with _quiet_flower():
+            return list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """What the inner strategy makes of an evaluation's one reply.
+
+        Raises:
+            RuntimeError: If these are other replies: they may be raw.
+        """
+        released = list(replies)
+        _require_released(server_round, released, "aggregate_evaluate", least=0)
+        with _quiet_flower():
+            return self.strategy.aggregate_evaluate(server_round, released)
 
     def rehearse(
         self,
@@ -233,9 +288,12 @@ class ServerOptimizer:
         roster: Sequence[int],
         *,
         metrics: Sequence[str],
+        evaluated: Sequence[str] = (),
         saved: bool,
     ) -> None:
         """Run a round on a throw-away copy, if one can be made, before any charge.
+
+        `metrics` are those that the round releases, `evaluated` those of its evaluation, if any.
 
         Raises:
             RehearsalFailed: If the round would fail.
@@ -257,13 +315,19 @@ class ServerOptimizer:
             with _quiet_flower():
                 asked = trial.instruct(server_round, arrays, ConfigRecord(dict(config)), roster)
                 trial.step(server_round, moved, asked, dict.fromkeys(metrics, 0.0))
+                if evaluated:
+                    trial.instruct_evaluation(server_round, moved, ConfigRecord(), roster)
+                    trial.step_evaluation(server_round, dict.fromkeys(evaluated, 0.0))
             if saved:
                 trial.state()
         except Exception as failed:
+            evaluation = f"; an evaluation's are {[*evaluated, 'num-examples']}"
+            if not evaluated:
+                evaluation = ""
             raise RehearsalFailed(
                 f"{self._name} failed with {type(failed).__name__} ({failed}) on a trial reply, "
                 "and nothing was charged. It gets one reply a round, whose arrays are the model "
-                f"and whose metrics are {[*metrics, 'num-examples']}"
+                f"and whose metrics are {[*metrics, 'num-examples']}{evaluation}"
             ) from failed
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -336,7 +400,8 @@ class ServerOptimizer:
         self._config = saved["config"]
 
     @property
-    def _weight_key(self) -> str:
+    def weight_key(self) -> str:
+        """Name of a client's number of records in its replies."""
         return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
@@ -346,11 +411,29 @@ class ServerOptimizer:
     def _least_nodes(self) -> int:
         """Number of nodes that Flower's sampling waits for, forever if need be."""
         least = 1
-        for kind in ("available", "train"):
+        for kind in ("available", "train", "evaluate"):
             wanted = vars(self.strategy).get(f"min_{kind}_nodes")
             if isinstance(wanted, int):
                 least = max(least, wanted)
         return least
+
+
+def _require_stand_in(grid: Grid, hook: str) -> None:
+    if not isinstance(grid, _StandInGrid):
+        raise RuntimeError(
+            f"{hook} charges nobody and is not for a grid that sends: start() runs the rounds"
+        )
+
+
+def _require_released(
+    server_round: int, replies: Sequence[Message], hook: str, *, least: int
+) -> None:
+    answered_ids = [reply.metadata.reply_to_message_id for reply in replies]
+    if len(replies) < least or answered_ids not in ([], [_id_of(server_round)]):
+        raise RuntimeError(
+            f"round {server_round} was not reserved: {hook} takes the one reply that a round "
+            "released, and start() runs the rounds"
+        )
 
 
 def _id_of(server_round: int) -> str:

@@ -46,7 +46,7 @@ class UnprotectedLoop(RoundLoop):
             draft.layout,
             draft.origin,
             draft.instruction,
-            weighted_by=str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples")),
+            weighted_by=self.optimizer.weight_key,
         )
         return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from flwr.serverapp.strategy import Strategy
 
 _EVALUATE = (
-    "clients are not asked to evaluate, which would be an uncharged release; use metrics=, or an "
-    "evaluate_fn on public data"
+    "clients are not asked to evaluate, which would be an uncharged release; use evaluation= "
+    "(docs/statistics.md), metrics=, or an evaluate_fn on public data"
 )
+_EVERYBODY = "every client evaluates each model"
 _WHO = "sampling_rate= or selection= decide who takes part"
 _ROSTER = "the roster of num_clients= is waited for"
 
@@ -37,26 +38,34 @@ _SETTINGS = {
     "train_metrics_aggr_fn": "clients' metrics are not released; use metrics=",
     "evaluate_metrics_aggr_fn": _EVALUATE,
 }
+# What `evaluation=` brings into use, and what it does not.
+_EVALUATED = {"configure_evaluate", "aggregate_evaluate", "evaluate_metrics_aggr_fn"}
+_FRACTIONS = {"fraction_evaluate": _EVERYBODY, "min_evaluate_nodes": _EVERYBODY}
 # With these no client evaluates, in Flower as here.
 _NO_EVALUATION = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 _ABSENT = object()
 
 
-def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
+def unused_of(
+    strategy: Strategy, *, weights_are_used: bool, evaluates: bool = False
+) -> Iterator[str]:
     """Yield one line per hook or setting that will not act, with a replacement.
 
     A setting counts if it differs from its default in Flower's class, a hook if it is overridden
-    outside Flower. Without a plan, replies are weighted by `weighted_by_key`.
+    outside Flower. Without a plan, replies are weighted by `weighted_by_key`. `evaluates` says
+    whether clients are asked to evaluate.
     """
     name = type(strategy).__name__
+    used = _EVALUATED if evaluates else set()
+    reasons = _SETTINGS | (_FRACTIONS if evaluates else {})
     for hook, instead in _HOOKS.items():
-        if _overridden(type(strategy), hook):
+        if hook not in used and _overridden(type(strategy), hook):
             yield f"{name}.{hook} is overridden and will not be called: {instead}"
     for setting, value in _configured(strategy).items():
-        if setting == "weighted_by_key" and weights_are_used:
+        if setting in used or (setting == "weighted_by_key" and (weights_are_used or evaluates)):
             continue
         shown = f"={value!r}" if isinstance(value, int | float | str) else ""
-        yield f"{name}: {setting}{shown} is not used: {_SETTINGS[setting]}"
+        yield f"{name}: {setting}{shown} is not used: {reasons[setting]}"
 
 
 def uncalled_of(strategy: Strategy, base: type) -> Iterator[str]:

@@ -69,24 +69,24 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
         if isinstance(query, ScoreHistograms):
             _, model = only_record(message.content.array_records, "ArrayRecord")
 
-            def scored(unit: int) -> object:
+            def scored(unit: int) -> NDArray[np.float64]:
                 client = units.client_of(context, unit)
                 if not isinstance(client, ScoringClient):
                     raise ValueError(
                         f"{type(client).__name__} has no scores: write a method "
                         "scores(parameters, config) that returns label and score of each record"
                     )
-                return client.scores(model.to_numpy_ndarrays(), dict(config))
+                return query.contribution(client.scores(model.to_numpy_ndarrays(), dict(config)))
 
-            return _contributions(message, query, hosted, lambda unit: query.contribution(scored(unit)))
+            return _contributions(message, query, hosted, scored)
         if statistics_fn is None:
             raise ValueError("this app answers no statistics: build it with a statistics_fn")
         name = str(config[STATISTIC_VALUES_KEY])
 
-        def values_of(unit: int) -> object:
-            return statistics_fn(context, unit, config, name)
+        def counted(unit: int) -> NDArray[np.float64]:
+            return query.contribution(statistics_fn(context, unit, config, name))
 
-        return _contributions(message, query, hosted, lambda unit: query.contribution(values_of(unit)))
+        return _contributions(message, query, hosted, counted)
 
     return answer
 
@@ -107,6 +107,7 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
         query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
         if not isinstance(query, Evaluation):
             raise ValueError(f"models are measured by an Evaluation, not by '{query.kind}'")
+
         def measured(unit: int) -> NDArray[np.float64]:
             client = units.client_of(context, unit)
             examples, report = _measured(client, model, config)

@@ -1,0 +1,137 @@
+"""Clients' own evaluation of each released model: bounded, noised and charged.
+
+    reserve -> ask every node -> [reply -> clamp -> add]* -> noise -> the strategy's one reply
+
+A Flower app's `@app.evaluate()` stays as it is: the server, which clients trust, bounds its reply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
+
+from fl_dp.accounting import freeze
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.codec import encode_text
+from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.plan import Plan
+from fl_dp.promise import brief_epsilon
+from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
+from fl_dp.statistics import Answer, Evaluation, NoiseChoice
+
+from .question import CONFIG, Question
+
+
+def releases_of(evaluation: NoiseChoice | None, rounds: int) -> FrozenHistory:
+    """The releases of one evaluation after each round, for a plan's `other_releases`."""
+    if evaluation is None:
+        return ()
+    return freeze([(event, rounds) for event in evaluation.events])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundEvaluation:
+    """One private evaluation after each round of a plan.
+
+    Privacy: after each round `choice.events`, which the plan declares, for one client with all its
+    records, against anyone who sees the answers. The server is trusted with clients' replies.
+    """
+
+    choice: NoiseChoice
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            OptionError: The choice is of another query, or the plan does not pay for it.
+            IncompatibleOptions: The plan trusts no server with a reply, or is a buffer's.
+        """
+        if not isinstance(self.choice.query, Evaluation):
+            raise OptionError(
+                f"evaluation is of a query '{self.choice.query.kind}': write "
+                'evaluation=choose_noise(Evaluation(names=("eval_loss",), lows=(0.0,), '
+                "highs=(5.0,)), epsilon=0.5, delta=1e-5)"
+            )
+        plan = self.plan
+        if not plan.trusts_server:
+            raise IncompatibleOptions(
+                f"evaluation lets the server read what each client measures, and a {plan.kind} "
+                "plan trusts no server: leave evaluation out, or make a CentralPlan"
+            )
+        if plan.sampling.buffered:
+            raise IncompatibleOptions(
+                "evaluation asks every client after a release, and a buffer's clients still train "
+                "then: leave evaluation out, and write evaluate_federation(...) after the training"
+            )
+        declared = dict(plan.other_releases)
+        for event, times in releases_of(self.choice, plan.rounds):
+            if declared.get(event, 0) < times:
+                raise OptionError(
+                    f"evaluation is released {times} times in {plan.rounds} rounds, and the plan "
+                    f"declares it {declared.get(event, 0)} times: write other_releases=freeze("
+                    f"[(event, {plan.rounds}) for event in evaluation.events])"
+                )
+
+    @property
+    def query(self) -> Evaluation:
+        """Metrics, their ranges, and the largest number of records."""
+        assert isinstance(self.choice.query, Evaluation)  # checked at construction
+        return self.choice.query
+
+    def question(self, content: RecordDict, arrays: ArrayRecord, *, weighted_by: str) -> Question:
+        """The question that carries a strategy's message.
+
+        Args:
+            content: The message: one ArrayRecord, and config if any.
+            arrays: The model, in place of the message's.
+            weighted_by: Name of the number of records in a plain app's reply.
+        """
+        (model,) = content.array_records
+        configs = dict(content.config_records) or {CONFIG: ConfigRecord()}
+        name, config = next(iter(configs.items()))
+        entries = dict(config) | {STATISTIC_QUERY_KEY: encode_text(self.query)}
+        records = {**content, model: arrays, name: ConfigRecord(entries)}
+        return Question(
+            query=self.query,
+            kind=MessageType.EVALUATE,
+            content=RecordDict(records),
+            units_per_node=self.plan.hosting.units_per_node,
+            weighted_by=weighted_by,
+        )
+
+    def metrics_of(self, answer: Answer) -> dict[str, float] | None:
+        """The released metrics by name; None if the noise hides even how many clients replied."""
+        estimates = {name: answer[name] for name in self.query.names}
+        if any(estimate.note for estimate in estimates.values()):
+            return None
+        return {name: float(estimate.value) for name, estimate in estimates.items()}
+
+    def price(self) -> str:
+        """What is released, its noise, and its part of the budget, in one line."""
+        query, plan = self.query, self.plan
+        mechanism = self.choice.summed_by
+        assert isinstance(mechanism, GaussianMechanism | LaplaceMechanism)  # of any sum
+        records = plan.num_units * query.max_records
+        noises: list[str] = []
+        for name, low, high in zip(query.names, query.lows, query.highs, strict=True):
+            noise = (high - low) / 2.0 * mechanism.noise_std / records
+            noises.append(f"{name} in [{low:g}, {high:g}] with noise {noise:.2g}")
+        weight = "equal weights"
+        if query.max_records > 1:
+            weight = f"up to {query.max_records} records of each"
+        alone = plan.epsilon(releases_of(self.choice, plan.rounds)).best
+        return (
+            f"after each round, by every {plan.unit} ({weight}): {', '.join(noises)} at least; "
+            f"alone epsilon {brief_epsilon(alone)}"
+        )
+
+
+def in_words(answer: Answer) -> str:
+    """Released numbers with their errors, for the log."""
+    return ", ".join(
+        f"{name} {float(estimate.value):.4g} (noise {float(estimate.error):.2g})"
+        for name, estimate in answer.estimates.items()
+    )
