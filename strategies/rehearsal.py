@@ -142,6 +142,8 @@ _EXHAUSTED = {
     "has no room for a round, and it contributes nothing until its owner allows more",
     Limit.RUN: "the node's ledger has no room for a round within this training's own budget, "
     "which it has spent there: plan a larger one, or begin another training",
+    Limit.NEIGHBOURS: "the node's data were charged for neighbours at half this plan's distance: "
+    "plan for zero-out or add-or-remove-one",
 }
 _NO_SUCH_QUERY = "No query function registered"
 _ENGINE_HEADING = "An exception was raised when processing a message"  # its text follows

@@ -46,6 +46,9 @@ class Limit(StrEnum):
     RUN = "run"
     """The budget that a run asked for, over that run alone."""
 
+    NEIGHBOURS = "neighbours"
+    """The distance of neighbours in all charges so far."""
+
 
 class PrivacyBudgetExhausted(RuntimeError):
     """The next release would exceed the budget; nothing was released or charged for it."""

@@ -16,14 +16,20 @@ Two limits are separate: the owner's cap on all that is ever charged for the dat
 budget for that run alone. Noise, and a limit, may change after earlier releases were seen. So each
 limit has two rules, each with its share of delta, and a release must satisfy one:
 
-- All releases so far have the first one's parameters. Privacy-loss distributions count how many
-  fit the first limit, or a smaller one now (at 0.9 delta).
+- All releases so far count as one kind, fixed by the first: as that release, if they are alike but
+  for no less noise, or by their summed squared mu, if all are Gaussian. Privacy-loss distributions
+  tell what fits the first limit, or a smaller one now (at 0.9 delta).
 - A `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
 
 Together they satisfy (epsilon, delta), as the hockey-stick divergence is a sum over outcomes.
 Where the first rule passes all releases, outcomes are those of a process that stops where it does.
-Its largest number of releases of one kind is fixed beforehand. In all other outcomes, the last
-release passed the second rule.
+Its largest number of releases of one kind is fixed beforehand; Gaussians that the server chooses
+after a look add up likewise (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian
+Differential Privacy"). In all other outcomes, the last release passed the second rule.
+
+More noise than the first release's therefore ends no exact count. A charge for neighbours that are
+further apart than those of all earlier ones is refused: it would count them again, at twice the
+distance.
 
 A growing limit is chosen after a look at releases, perhaps at the worst moment. So the first rule
 keeps the first limit. The second takes the larger one, as it holds for any limit at the moment of
@@ -37,7 +43,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Required, Self, TypedDict, Unpack
+from typing import Any, Required, Self, TypeAlias, TypedDict, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -50,11 +56,23 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE, Limit
-from fl_dp.accounting.events import FrozenHistory, event_to_dict, release_from_dict
+from fl_dp.accounting.events import (
+    FixedSizeGaussianEvent,
+    FrozenHistory,
+    PoissonGaussianEvent,
+    TruncatedPoissonGaussianEvent,
+    event_to_dict,
+    release_from_dict,
+)
 from fl_dp.accounting.filters import RenyiOdometer
-from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import (
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    mu_squared,
+)
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import require_positive
 from fl_dp.promise import Enforcement, epsilon_at_delta
 
@@ -77,6 +95,14 @@ _MOST_ENTRIES = 2**63
 _LONGEST_ID = 64  # a SHA-256, as Flower makes ids
 _ROUNDING = 1e-12  # relative
 _AHEAD = 1.25  # times the number asked for: certified at once, so that few questions compute
+_Noised: TypeAlias = (
+    GaussianEvent
+    | LaplaceEvent
+    | PoissonGaussianEvent
+    | TruncatedPoissonGaussianEvent
+    | FixedSizeGaussianEvent
+)
+"""Events that another one of the same fields and less noise bounds."""
 # By event, epsilon, delta and relation: number of releases of one kind that fits for certain.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
@@ -341,6 +367,7 @@ class Tally:
         releases: Each kind of release, with its count.
         neighboring_relations: The relations of all runs that spent.
         first: Entry of the first charge.
+        first_event: Event of the first charge.
         first_limit: Limit at the first charge, fixed before any release. Later charges are
             admitted at no larger delta. None: nothing was charged.
         most_epsilon: Largest epsilon of a limit that admitted a charge.
@@ -349,6 +376,7 @@ class Tally:
     releases: Counter[PrivacyEvent] = field(default_factory=Counter)
     neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
     first: int = _MOST_ENTRIES
+    first_event: PrivacyEvent | None = None
     first_limit: PrivacyBudget | None = None
     most_epsilon: float = 0.0
 
@@ -372,10 +400,10 @@ class Tally:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent so far, at the first delta.
 
-        For releases of one kind, it is as if their number had been fixed beforehand. While the
-        owner may still stop or continue, only the first limit holds. With changed noise or a grown
-        limit, it is a bound that holds at every look: no ledger knows whether a cap existed
-        before.
+        For releases that count as the first one, it is as if their number had been fixed
+        beforehand. While the owner may still stop or continue, only the first limit holds. With
+        less noise than at first or a grown limit, it is a bound that holds at every look: no
+        ledger knows whether a cap existed before.
         """
         first = self.first_limit
         if first is None:
@@ -383,10 +411,16 @@ class Tally:
         history, share = self.history, (1.0 - DECLARED_SHARE) * first.delta
         fixed = not self.open_ended and self.most_epsilon <= first.epsilon
 
+        repeated = _as_first(history, self.first_event)
+
         def bounds_under(relation: NeighboringRelation) -> EpsilonBounds:
-            if fixed and len(history) == 1:
-                return epsilon(history, first.delta, neighboring_relation=relation)
-            return EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
+            if fixed and repeated is not None:
+                bounds = epsilon([repeated], first.delta, neighboring_relation=relation)
+            else:
+                bounds = EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
+            if fixed and self._keeps_first_rule(history, first, relation):
+                return bounds.within(first.epsilon)
+            return bounds
 
         candidates = [bounds_under(relation) for relation in _to_keep(self.neighboring_relations)]
         return max(candidates, key=lambda bounds: bounds.best)
@@ -403,28 +437,51 @@ class Tally:
         first = self.first_limit or budget
         delta = min(budget.delta, first.delta)
         after = freeze(self.releases + Counter({event: count}))
-        declared, share = min(budget.epsilon, first.epsilon), (1.0 - DECLARED_SHARE) * delta
+        share = (1.0 - DECLARED_SHARE) * delta
+        declared = PrivacyBudget(epsilon=min(budget.epsilon, first.epsilon), delta=delta)
 
         def fits(relation: NeighboringRelation) -> bool:
-            if len(after) == 1:
-                ((kind, total),) = after
-                if _fit(kind, total, declared, DECLARED_SHARE * delta, relation):
-                    return True
+            if self._keeps_first_rule(after, declared, relation):
+                return True
             spent = _odometer(first, relation).epsilon(after, share)
             return spent <= budget.epsilon * (1.0 + _ROUNDING)
 
         return not all(map(fits, _to_keep(self.neighboring_relations | {neighboring_relation})))
+
+    def _keeps_first_rule(
+        self, releases: FrozenHistory, budget: PrivacyBudget, relation: NeighboringRelation
+    ) -> bool:
+        """Tell whether releases count as one kind, and fit a budget at that rule's delta."""
+        delta = DECLARED_SHARE * budget.delta
+        squared = _gaussian_mu_squared(releases, relation)
+        if squared is not None:
+            return not squared or gaussian_epsilon(squared**-0.5, delta) <= budget.epsilon
+        repeated = _as_first(releases, self.first_event)
+        return repeated is not None and _fit(*repeated, budget.epsilon, delta, relation)
+
+    def widened_by(self, relation: NeighboringRelation) -> bool:
+        """Tell whether a relation's neighbours are further apart than those of all charges."""
+        charged = self.neighboring_relations
+        return bool(charged) and relation.distance > max(known.distance for known in charged)
 
     def room(self, budget: PrivacyBudget) -> float:
         """Return the epsilon that still fits a limit, for a run with Gaussian noise only."""
         first = self.first_limit
         if first is None:
             return budget.epsilon
-        share = (1.0 - DECLARED_SHARE) * min(budget.delta, first.delta)
-        mu = min(
-            _odometer(first, relation).gaussian_room(self.history, replace(budget, delta=share))
-            for relation in _to_keep(self.neighboring_relations)
-        )
+        delta = min(budget.delta, first.delta)
+        share = replace(budget, delta=(1.0 - DECLARED_SHARE) * delta)
+        limit = min(budget.epsilon, first.epsilon)
+
+        def mu_left(relation: NeighboringRelation) -> float:
+            at_any_look = _odometer(first, relation).gaussian_room(self.history, share)
+            spent = _gaussian_mu_squared(self.history, relation)
+            if spent is None:
+                return at_any_look
+            whole = gaussian_noise_multiplier(limit, DECLARED_SHARE * delta) ** -2
+            return max(at_any_look, math.sqrt(max(0.0, whole - spent)))
+
+        mu = min(map(mu_left, _to_keep(self.neighboring_relations)))
         if not mu:
             return 0.0
         return gaussian_epsilon(1.0 / mu, budget.delta)
@@ -457,7 +514,7 @@ class Tally:
     def add(self, sequence: int, charge: Charge, budget: PrivacyBudget) -> None:
         """Add an entry's charge, which a limit admitted."""
         if self.first_limit is None:
-            self.first, self.first_limit = sequence, budget
+            self.first, self.first_event, self.first_limit = sequence, charge.event, budget
         self.most_epsilon = max(self.most_epsilon, budget.epsilon)
         self.releases[charge.event] += charge.count
         self.neighboring_relations.add(charge.neighboring_relation)
@@ -469,6 +526,7 @@ class Tally:
         self.most_epsilon = max(self.most_epsilon, other.most_epsilon)
         if other.first < self.first:
             self.first, self.first_limit = other.first, other.first_limit
+            self.first_event = other.first_event
 
 
 @dataclass(kw_only=True, eq=False)
@@ -497,13 +555,15 @@ class Spending(Tally):
         return self.uncapped and len(self.runs) > 1
 
     def limit_exceeded(self, charge: Charge) -> Limit | None:
-        """Return which limit a charge would exceed; None: neither."""
+        """Return which limit a charge would exceed; None: none."""
         limits: list[tuple[Limit, Tally, PrivacyBudget]] = []
         if charge.cap is not None:
             limits.append((Limit.CAP, self, charge.cap))
         if (limit := charge.limit) is not None:
             limits.append((Limit.RUN, self.runs.get(limit.run, Tally()), limit.budget))
         for name, tally, budget in limits:
+            if tally.widened_by(charge.neighboring_relation):
+                return Limit.NEIGHBOURS
             if tally.would_exceed(
                 charge.event,
                 count=charge.count,
@@ -1045,12 +1105,49 @@ def _fit(
 
 def _in_words(exceeded: Limit, charge: Charge) -> str:
     cap, limit = charge.cap, charge.limit
+    if exceeded is Limit.NEIGHBOURS:
+        return (
+            f"the neighbours of all charges so far: {charge.neighboring_relation} would count "
+            "those again at twice the distance; plan for zero-out or add-or-remove-one"
+        )
     if exceeded is Limit.CAP:
         assert cap is not None  # it was exceeded
         return f"{epsilon_at_delta(cap.epsilon, cap.delta)}, the cap over all runs"
     assert limit is not None
     budget = epsilon_at_delta(limit.budget.epsilon, limit.budget.delta)
     return f"{budget}, what {limit.run} asked for itself"
+
+
+def _gaussian_mu_squared(releases: FrozenHistory, relation: NeighboringRelation) -> float | None:
+    """Return the sum of releases' squared mu if all are Gaussian, in whatever order; else None."""
+    total = 0.0
+    for event, count in releases:
+        if not isinstance(event, GaussianEvent):
+            return None
+        total += count * mu_squared(event, relation)
+    return total
+
+
+def _as_first(
+    releases: FrozenHistory, first: PrivacyEvent | None
+) -> tuple[PrivacyEvent, int] | None:
+    """Return the one kind of release that bounds all, and their number; None: there is none.
+
+    It is the only kind, or the first one, if all others are it with no less noise.
+    """
+    if len(releases) == 1:
+        return releases[0]
+    if first is None or not all(_has_no_less_noise(event, first) for event, _ in releases):
+        return None
+    return first, sum(count for _, count in releases)
+
+
+def _has_no_less_noise(event: PrivacyEvent, first: PrivacyEvent) -> bool:
+    """Tell whether an event is another one, but for perhaps more noise."""
+    if not (isinstance(event, _Noised) and isinstance(first, _Noised)):
+        return event == first
+    as_loud = replace(event, noise_multiplier=first.noise_multiplier)
+    return as_loud == first and event.noise_multiplier >= first.noise_multiplier
 
 
 def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdometer:

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from fl_dp.accounting import (
+    EpsilonBounds,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
+    epsilon,
     tight_epsilon,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent
@@ -171,6 +173,94 @@ def test_data_are_answered_for_by_noise_where_either_limit_is_spent_under_anothe
         assert together.runs["run 1"].releases == Counter({event: count})
 
 
+# What a server that asks for odd noise can't do.
+
+FIRST: tuple[PrivacyEvent, ...] = (
+    gaussian(8.0),
+    PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.02),
+    LaplaceEvent(noise_multiplier=30.0),
+)
+SMALL_CAP = PrivacyBudget(epsilon=4.0, delta=DELTA)
+
+
+def quiet(event: PrivacyEvent) -> PrivacyEvent:
+    """The same release with noise that costs about nothing."""
+    assert isinstance(event, GaussianEvent | LaplaceEvent | PoissonGaussianEvent)
+    return replace(event, noise_multiplier=1e6)
+
+
+@pytest.mark.parametrize("event", FIRST)
+@pytest.mark.parametrize("run", ["run 1", "run 2"])
+def test_a_message_of_more_noise_takes_the_room_of_one_answer_at_most(
+    path: Path, event: PrivacyEvent, run: str
+) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, event, budget=SMALL_CAP, limit=limit("run 1", 4.0), what="round 1")
+        alone = ledger.spending(WARD).most(event, budget=SMALL_CAP, neighboring_relation=RELATION)
+        ledger.charge(
+            WARD, quiet(event), budget=SMALL_CAP, limit=limit(run, 4.0), what="an odd message"
+        )
+        spent = ledger.spending(WARD)
+        left = spent.most(event, budget=SMALL_CAP, neighboring_relation=RELATION)
+        assert alone - 1 <= left <= alone
+        # It is quoted as two answers, and never as less than what it was.
+        assert spent.epsilon() == ledger_epsilon(event, 2)
+        assert fitting(ledger, event, budget=SMALL_CAP, limit=limit("run 1", 4.0)) >= alone - 1
+        total = ledger.spending(WARD)
+    assert total.epsilon().best <= SMALL_CAP.epsilon
+    assert tight_epsilon(total.releases, DELTA, interval=1e-3) <= SMALL_CAP.epsilon
+
+
+def ledger_epsilon(event: PrivacyEvent, count: int) -> EpsilonBounds:
+    return epsilon({event: count}, DELTA)
+
+
+def test_gaussians_of_any_noise_and_order_fill_the_whole_cap(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, gaussian(1e6), budget=SMALL_CAP, what="an odd first message")
+        for multiplier in (12.0, 5.0, 8.0):
+            ledger.charge(WARD, gaussian(multiplier), count=3, budget=SMALL_CAP, what="a run")
+        assert 0.0 < ledger.spending(WARD).room(SMALL_CAP) < SMALL_CAP.epsilon
+        made = fitting(ledger, gaussian(20.0), budget=SMALL_CAP)
+        spent = ledger.spending(WARD)
+        room = spent.room(SMALL_CAP)
+    releases = Counter(dict(spent.history))
+    share = 0.9 * DELTA
+    assert made > 0
+    assert tight_epsilon(releases, share) <= SMALL_CAP.epsilon
+    assert tight_epsilon(releases + Counter({gaussian(20.0): 1}), share) > SMALL_CAP.epsilon
+    assert spent.epsilon().best == SMALL_CAP.epsilon  # what holds at every look
+    assert room < tight_epsilon({gaussian(20.0): 1}, DELTA)
+
+
+@pytest.mark.parametrize("budget", [SMALL_CAP, None])
+def test_neighbours_further_apart_than_those_charged_before_are_refused(
+    path: Path, budget: PrivacyBudget | None
+) -> None:
+    own, event = limit("run 1", 4.0), gaussian(8.0)
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, event, budget=budget, limit=own, what="round 1")
+        with pytest.raises(PrivacyBudgetExhausted, match="replace-one would count those again"):
+            ledger.charge(
+                WARD,
+                quiet(event),
+                budget=budget,
+                limit=own,
+                what="round 2",
+                neighboring_relation=NeighboringRelation.REPLACE_ONE,
+            )
+        assert ledger.spending(WARD).history == ((event, 1),)
+        # Neighbours that are no further apart are served: they move a sum by no more.
+        ledger.charge(
+            WARD,
+            event,
+            budget=budget,
+            limit=own,
+            what="round 2",
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        )
+
+
 # What never happens.
 
 
@@ -267,12 +357,13 @@ def losses_of_sampled(multiplier: float, rate: float) -> NDArray[np.float64]:
     return masses
 
 
-def best_gain(admits: Callable[[int, int], bool], epsilon: float, most: int = 30) -> float:
+def best_gain(
+    admits: Callable[[int, int], bool],
+    epsilon: float,
+    laws: tuple[NDArray[np.float64], NDArray[np.float64]],
+    most: int = 30,
+) -> float:
     """The largest sum over outcomes of P - e^epsilon Q, for who chooses among two noises."""
-    laws = (
-        losses_of_gaussian(1 / LOUD.noise_multiplier),
-        losses_of_sampled(RARE.noise_multiplier, RARE.sampling_rate),
-    )
     stopping = 1.0 - np.exp(np.minimum(epsilon - _LOSSES, 0.0))
     best: dict[tuple[int, int], NDArray[np.float64]] = {}
     for total in range(2 * most, -1, -1):
@@ -306,11 +397,40 @@ def test_a_server_that_chooses_noise_by_what_it_saw_gains_nothing() -> None:
     def by_distributions(loud: int, rare: int) -> bool:
         return tight_epsilon({LOUD: loud, RARE: rare}, AT.delta, interval=1e-2) <= AT.epsilon
 
+    laws = (
+        losses_of_gaussian(1 / LOUD.noise_multiplier),
+        losses_of_sampled(RARE.noise_multiplier, RARE.sampling_rate),
+    )
     # The gate is in between, for each noise and for both.
     assert ours(2, 2) and ours(9, 0) and ours(0, 9) and not ours(9, 9)
-    assert 0.3 * AT.delta < best_gain(ours, AT.epsilon) <= AT.delta
+    assert 0.3 * AT.delta < best_gain(ours, AT.epsilon, laws) <= AT.delta
     # The power: "go on while the privacy-loss distribution fits" is no filter, and is found out.
-    assert best_gain(by_distributions, AT.epsilon) > 1.15 * AT.delta
+    assert best_gain(by_distributions, AT.epsilon, laws) > 1.15 * AT.delta
+
+
+def test_a_server_that_chooses_among_gaussians_gains_nothing() -> None:
+    quieter = gaussian(1.7 * LOUD.noise_multiplier)
+
+    @cache
+    def ours(loud: int, quiet: int) -> bool:
+        before = Spending(unit="record")
+        if loud and quiet:
+            before.releases[LOUD], before.first_event, before.first_limit = loud, LOUD, AT
+            before.neighboring_relations = {RELATION}
+        event, count = (quieter, quiet) if quiet else (LOUD, loud)
+        return not before.would_exceed(event, count=count, budget=AT, neighboring_relation=RELATION)
+
+    @cache
+    def looser(loud: int, quiet: int) -> bool:
+        return tight_epsilon({LOUD: loud, quieter: quiet}, AT.delta) <= 1.1 * AT.epsilon
+
+    laws = (
+        losses_of_gaussian(1 / LOUD.noise_multiplier),
+        losses_of_gaussian(1 / quieter.noise_multiplier),
+    )
+    assert 0.7 * AT.delta < best_gain(ours, AT.epsilon, laws) <= AT.delta
+    # The power: a gate at a tenth more is found out.
+    assert best_gain(looser, AT.epsilon, laws) > 1.1 * AT.delta
 
 
 def test_a_limit_is_kept_under_each_relation_that_was_asked_for(tmp_path: Path) -> None:
@@ -322,7 +442,7 @@ def test_a_limit_is_kept_under_each_relation_that_was_asked_for(tmp_path: Path) 
         made = 0
         with pytest.raises(PrivacyBudgetExhausted):
             for number in range(100):
-                relation = replaced if number else removed
+                relation = removed if number else replaced
                 name = f"release {number}"
                 ledger.charge(WARD, event, budget=cap, what=name, neighboring_relation=relation)
                 made += 1
