@@ -246,7 +246,8 @@ def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) 
         Refused: `policy`, if it allows itself more of the node, or has other neighbours.
     """
     text = json.dumps(asdict(asked), sort_keys=True)
-    stored = node.store.first("promise", text.encode(), run=terms.run)
+    # Not of the run's values, which a server deletes when it calls the run done.
+    stored = node.store.first(f"promise {terms.run}", text.encode())
     first = decode_text(SumInstruction, stored.decode())
     for name in ("epsilon", "delta"):
         before, now = getattr(first, name), getattr(asked, name)

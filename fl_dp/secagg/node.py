@@ -157,7 +157,10 @@ class SecureNode:
         return identities
 
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks. What was sent in it can no longer be opened."""
+        """Delete a run's key, directory and marks. What was sent in it can no longer be opened.
+
+        Its promises stay: a server may go on with a run that it has called done.
+        """
         self.store.forget(run)
         self._roots.clear()
 
@@ -327,7 +330,7 @@ class SecureNode:
 
     def _promise(self, run: int) -> tuple[int, int]:
         """The most honest clients that a run has promised, and the most colluding nodes."""
-        stored = self.store.get(run, _PROMISED)
+        stored = self.store.get(None, f"{_PROMISED} {run}")
         promised, colluding = (0, 0) if stored is None else json.loads(stored)
         return promised, colluding
 
@@ -349,7 +352,7 @@ class SecureNode:
         before = self._promise(terms.run)
         most = max(before[0], terms.promised), max(before[1], terms.colluding)
         if most != before:
-            self.store.put(terms.run, _PROMISED, canonical(list(most)).encode())
+            self.store.put(None, f"{_PROMISED} {terms.run}", canonical(list(most)).encode())
 
     def _check_repliers(self, terms: SumTerms, online: Sequence[int], noise: SharedNoise) -> None:
         """Refuse repliers for whom no sum may be opened."""

@@ -127,17 +127,12 @@ class SQLiteStore:
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
 
-    def first(self, key: str, value: bytes, *, run: int | None = None) -> bytes:
-        """Store a value of a run unless there is one; return the value in force.
-
-        With `run=None` the value outlives runs.
-        """
-        self._together(
-            ("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
-            ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
-        )
-        stored = self.get(run, key)
-        return value if stored is None else stored  # a run may have ended in between
+    def first(self, key: str, value: bytes) -> bytes:
+        """Store a value that outlives runs unless there is one; return the value in force."""
+        self._together(("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_ANY_RUN, key, value)))
+        stored = self.get(None, key)
+        assert stored is not None  # nothing deletes it
+        return stored
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """Store a mark. One transaction checks that its number exceeds all of its role in the run.

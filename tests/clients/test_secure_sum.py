@@ -45,6 +45,7 @@ from fl_dp.protocol.keys import (
     STATISTIC_QUERY_KEY,
 )
 from fl_dp.protocol.secure_sum import (
+    DONE_ACTION,
     KEY_ACTION,
     OPEN_ACTION,
     SUM_KEY,
@@ -316,6 +317,20 @@ def test_a_policy_that_allows_itself_more_than_at_first_is_refused(
         expected = answer if number == 2 else "answered"
         assert code(federation.train(content, number=number)) == expected
     assert federation.charges() == (3 if answer == "answered" else 2)
+
+
+def test_a_price_outlives_a_run_that_was_called_done(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    price = SumInstruction(rounds=5, epsilon=100.0, delta=1e-3)
+    answers = []
+    for asked in (price, replace(price, epsilon=200.0), price):
+        content = federation.content(replace(INSTRUCTION, secure_sum=asked))
+        answers.append(code(federation.train(content)))
+        for node in range(NODES):
+            done = text_to_content(json.dumps({"run": RUN, "left_out": []}))
+            assert not federation.ask(DONE_ACTION, done, node).has_error()
+        federation.meet(RUN)
+    assert answers == ["answered", "Refused policy", "answered"]
 
 
 def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:

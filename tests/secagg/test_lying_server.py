@@ -597,6 +597,21 @@ class TestPromise:
                 role()
             assert refused.value.code == "policy"
 
+    def test_a_run_that_was_called_done_goes_on_with_its_promise(self) -> None:
+        house = Federation.of(20, pinned=True, colluding=None)
+        client = house.nodes[0]
+        send(client, house.terms(**self.PLANNED), np.zeros(20))
+        for node in house.nodes:
+            node.forget(RUN)
+        again = Federation.meeting(house.nodes)
+        small = {"cohort": tuple(range(4)), "least": 4, "threshold": 16, "colluding": 2}
+        with pytest.raises(Refused, match="this run has promised 16") as refused:
+            send(client, again.terms(**small), np.zeros(20))
+        assert refused.value.code == "policy"
+        send(
+            client, again.terms(**self.PLANNED), np.zeros(20)
+        )  # power: the run may go on as promised
+
     def test_a_run_without_that_promise_may_ask_for_it(self) -> None:
         # Power: the same terms pass where nothing was promised.
         house = Federation.of(20, pinned=True, colluding=None)

@@ -51,7 +51,13 @@ class Federation:
             SecureNode(identity, SQLiteStore(None), name=name, roster=roster, **settings)
             for name, identity in zip(names, identities, strict=True)
         ]
+        return cls.meeting(nodes)
+
+    @classmethod
+    def meeting(cls, nodes: list[SecureNode]) -> Federation:
+        """The nodes of one roster, once they have accepted a directory with keys of theirs."""
         entries = [node.entry(RUN) for node in nodes]
+        roster = nodes[0].roster
         directory = Directory.first(RUN, entries, roster_hash=roster.hash if roster else "")
         assert {node.accept(directory) for node in nodes} == {directory.hash}
         return cls(nodes, directory)
