@@ -38,7 +38,6 @@ import torch
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader
 
 from fl_dp.arguments import Arguments, read_fields
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
@@ -52,6 +51,7 @@ from .module_template import ModuleTemplate
 from .record_batches import BatchForm
 from .record_gradients import RecordGradients
 from .record_loss import LossOfEach
+from .record_source import RecordSource, Source
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -159,7 +159,7 @@ class DPSGD(Arguments):
 
 def train_with_dp_sgd(
     model: nn.Module,
-    loader: DataLoader[Any],
+    loader: Source,
     *,
     plan: RecordPlan,
     how: DPSGD,
@@ -174,20 +174,21 @@ def train_with_dp_sgd(
 
     Args:
         model: A model on its device; only its trained parameters change, at the end.
-        loader: Its data set and collation are used, not its batch size and order. A batch is a
-            tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple of
-            them, or a mapping of keyword arguments. Your own collation gets one record at a time,
-            unless it is `RecordWise`.
+        loader: A data set, or a loader of all of it, whose batch size and order are not used; see
+            `RecordSource`. A batch is a tuple, targets last, or a mapping (`DPSGD.input_key`);
+            inputs are a tensor, a tuple of them, or a mapping of keyword arguments. Your own
+            collation gets one record at a time, unless it is `RecordWise`.
         plan: The plan that is charged.
         how: All other choices.
         rng: Source of noise and coins; a fresh secure one by default.
 
     Raises:
-        ValueError: The model can't be trained.
-        Exception: Any error of `len(loader.dataset)`, the optimizer or a worker of the loader.
+        ValueError: The model can't be trained, or the loader would not be used whole.
+        Exception: Any error of the data set's `len`, the optimizer or a worker of the loader.
     """
+    records = RecordSource(loader)
     participation = PrivateSteps(model, plan=plan, how=how, rng=rng)
-    participation.read(loader)
+    participation.read(records)
     participation.train()
     participation.template.write_to(model)
 
@@ -267,9 +268,9 @@ class PrivateSteps:
         """Number of records; 0 before `read`."""
         return self._gradients.records
 
-    def read(self, loader: DataLoader[Any]) -> None:
+    def read(self, source: RecordSource) -> None:
         """Choose the records, and count them."""
-        self._gradients.read(loader)
+        self._gradients.read(source)
 
     def train(self) -> None:
         """Take the steps with the records read; see `train_with_dp_sgd`."""

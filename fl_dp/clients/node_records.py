@@ -14,7 +14,6 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fl_dp.mechanisms import SecureRandom
 
@@ -26,6 +25,7 @@ from .fit_for_dp_sgd import (
     require_trainable_privately,
 )
 from .module_template import ModuleTemplate
+from .record_source import RecordSource, Source
 from .records import Config
 
 
@@ -36,15 +36,14 @@ class NodeRecords:
     Attributes:
         model_fn: Builds the model, with the server's names and shapes, from the node's `Context`
             and the message's config; see `private_module`.
-        loader_fn: Returns the loader whose data set and collation are used; see
-            `train_with_dp_sgd`.
+        loader_fn: Returns the data set, or a loader of all of it; see `RecordSource`.
         dp_sgd: Its loss, keys, mode, example and physical batch size are used. The server chooses
             step and denominator, so optimizer and expected batch size are not.
         trainable_only: Exchange only parameters that are not frozen.
     """
 
     model_fn: Callable[[Context, Config], nn.Module]
-    loader_fn: Callable[[Context, Config], DataLoader[Any]]
+    loader_fn: Callable[[Context, Config], Source]
     dp_sgd: DPSGD = field(default_factory=DPSGD)
     trainable_only: bool = False
 
@@ -74,14 +73,15 @@ class NodeRecords:
         """Return the records at a model.
 
         Raises:
-            ValueError: It can't be trained, or is not the server's.
+            ValueError: It can't be trained, or is not the server's; or the loader would not be
+                used whole.
         """
         module = self._built(context, config)
         load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
         names = exchanged_names(module, trainable_only=self.trainable_only)
         return _Gradients(
             module,
-            self.loader_fn(context, config),
+            RecordSource(self.loader_fn(context, config)),
             self.dp_sgd,
             message_names=dict(zip(names, model, strict=True)),
         )
@@ -109,16 +109,16 @@ class _Gradients:
     def __init__(
         self,
         module: nn.Module,
-        loader: DataLoader[Any],
+        source: RecordSource,
         how: DPSGD,
         *,
         message_names: dict[str, str],
     ) -> None:
-        self._module, self._loader, self._how = module, loader, how
+        self._module, self._source, self._how = module, source, how
         self._message_names = message_names
 
     def __len__(self) -> int:
-        return len(self._loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+        return len(self._source)
 
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float
@@ -135,6 +135,6 @@ class _Gradients:
                 sums[self._message_names[name]] = total.cpu().numpy().copy()
             count = gradients.contributing
 
-        gradients.read(self._loader)
+        gradients.read(self._source)
         gradients.sum_each([list(rows)], take)
         return sums, count

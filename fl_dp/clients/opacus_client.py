@@ -43,11 +43,12 @@ from .fit_for_dp_sgd import (
     trained_parameters,
 )
 from .node_privacy import NodePrivacy, in_simulation
+from .record_source import Source, record_source_fn
 from .unfinished_participation import RunIsOver, UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
+Loader = Source | Callable[[], Source]
 
 
 class _NothingToRelease(Exception):
@@ -93,8 +94,8 @@ class OpacusClient(NumPyClient):
 
         Args:
             model: A model on the device to train on; see `private_module` if Opacus refuses it.
-            loader: Its data set and collation are used; see `train_with_dp_sgd`. Or a function
-                that returns it, called after the charge: then unreadable data show no error.
+            loader: A data set, or a loader of all of it (`RecordSource`). Or a function that
+                returns one, called after the charge: then unreadable data show no error.
             plan: The plan of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
             account: The account to charge. Its source alone decides whether a charge fits. If data
@@ -110,8 +111,9 @@ class OpacusClient(NumPyClient):
             use: The training's purpose, for the ledger.
 
         Raises:
-            ValueError: DP-SGD can't train the model, the account is not about records, or an
-                add-or-remove-one plan lacks `expected_batch_size`.
+            ValueError: DP-SGD can't train the model, the loader would not be used whole, the
+                account is not about records, or an add-or-remove-one plan lacks
+                `expected_batch_size`.
         """
         require_trainable_privately(model)
         how = dp_sgd or DPSGD()
@@ -126,7 +128,7 @@ class OpacusClient(NumPyClient):
         if account.unit != "record":
             raise ValueError(f"DP-SGD protects records, but the account is of a {account.unit}")
         self._model = model
-        self._loader = loader
+        self._source_fn = record_source_fn(loader)
         self._plan = plan
         self._ledger = ledger
         self._account = account
@@ -280,13 +282,11 @@ class OpacusClient(NumPyClient):
             _NothingToRelease: The data have spent their budget elsewhere.
             Exception: Any error of the data set and the loader.
         """
-        loader = self._loader
-        if not isinstance(loader, DataLoader):
-            loader = loader()
-        participation.read(loader)
+        source = self._source_fn()
+        participation.read(source)
         name = self._account.fingerprint
         if self._fingerprint_of is not None:
-            name = self._fingerprint_of(loader)
+            name = self._fingerprint_of(source.loader)
         if name is not None and not ledger.name_data(charge, name):
             raise _NothingToRelease(
                 "these data have spent their budget under another name; they spend nothing now"

@@ -27,6 +27,7 @@ from fl_dp.user_code import own_chance
 from .clipped_gradients import ClippedGradients, Gradients
 from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
+from .record_source import RecordSource
 from .record_workers import batches_of_workers
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -76,7 +77,7 @@ class RecordGradients:
         )
         self._form = form
         self._chance = chance
-        self._loader: DataLoader[Any] | None = None
+        self._source: RecordSource | None = None
         self.records = 0
 
     @property
@@ -84,10 +85,10 @@ class RecordGradients:
         """Number of records in the present sum."""
         return self._clipped.records
 
-    def read(self, loader: DataLoader[Any]) -> None:
+    def read(self, source: RecordSource) -> None:
         """Choose the data set, and count its records."""
-        self._loader = loader
-        self.records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+        self._source = source
+        self.records = len(source)
 
     def sum_each(
         self, samples: Iterable[list[int]], take: Callable[[Sequence[Tensor]], None]
@@ -126,8 +127,8 @@ class RecordGradients:
             seed_again()
 
     def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
-        loader = self._loader
-        assert loader is not None  # read before
+        assert self._source is not None  # read before
+        loader = self._source.loader
         records = RecordBatches(loader.dataset, loader.collate_fn, self._form)
         if loader.num_workers:
             return batches_of_workers(records, samples, loader)

@@ -8,11 +8,8 @@ a line in the node's log. Here it raises. Run it where the data are; its errors 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fl_dp.user_code import own_chance
 
@@ -23,6 +20,7 @@ from .made_up_records import WithoutChance, gradients_of
 from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
 from .record_loss import LossOfEach, MixesRecords
+from .record_source import RecordSource, Source
 from .single_records import SingleRecords
 
 _TOLERANCE = 1e-3
@@ -30,28 +28,29 @@ _TOLERANCE = 1e-3
 
 
 def check_training(
-    model: nn.Module, loader: DataLoader[Any], dp_sgd: DPSGD | None = None, *, records: int = 8
+    model: nn.Module, loader: Source, dp_sgd: DPSGD | None = None, *, records: int = 8
 ) -> None:
     """Check on the first records that each has a gradient, whatever the others are.
 
     Args:
         model: As for `OpacusClient`; only a copy is used.
-        loader: As for `OpacusClient`, but no function.
+        loader: A data set or a loader, as for `OpacusClient`.
         dp_sgd: How to train; `DPSGD()` by default. Its mode is tried on these records, too.
         records: How many to check. With collations that pad, take some of different lengths.
 
     Raises:
         MixesRecords: Gradients differ in a batch and alone.
-        ValueError: The model can't be trained, there is no record, or batches have no inputs and
-            targets.
+        ValueError: The model can't be trained, the loader would not be used whole, there is no
+            record, or batches have no inputs and targets.
         Exception: Any error of data set, collation, model and loss.
     """
     how = dp_sgd or DPSGD()
     require_trainable_privately(model)
     template = ModuleTemplate(model)
     form = BatchForm(inputs=how.input_key, targets=how.target_key)
-    batches = RecordBatches(loader.dataset, loader.collate_fn, form)
-    rows = list(range(min(records, len(loader.dataset))))  # type: ignore[arg-type]  # no length
+    source = RecordSource(loader)
+    batches = RecordBatches(source.loader.dataset, source.loader.collate_fn, form)
+    rows = list(range(min(records, len(source))))
     alone = [batch for batch in map(batches.alone, rows) if batch is not None]
     if not alone:
         raise ValueError("there are no records to look at")

@@ -73,8 +73,8 @@ AROUND_A_GATE = (
 """Not covered instead, where all nodes are behind gates."""
 ITEMS_OF_SEVERAL_RECORDS = (
     "an app whose data set makes an item of several records (mix-up, overlapping windows, "
-    "statistics of the whole set), or that carries something from one record to the next outside "
-    "of its model"
+    "statistics of the whole set) or several items of one record (oversampling), or that carries "
+    "something from one record to the next outside of its model"
 )
 """Not covered by any promise to single records: no check sees how an item is made."""
 
