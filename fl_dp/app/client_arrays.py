@@ -1,8 +1,9 @@
-"""Records and labels of arrays or a PyTorch data set, as tensors by client."""
+"""Records and labels of arrays or a data set, as tensors by client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -12,59 +13,104 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fl_dp.clients.index_ranges import require_labels
+from fl_dp.clients.plain_items import has_columns, with_tensors
+from fl_dp.clients.record_batches import TARGET_KEYS
+from fl_dp.clients.record_source import Rows, require_rows
 from fl_dp.tasks.datasets.partitions import partition as partition_of
 
+from .shared_memory import require_apart
+
 Values: TypeAlias = NDArray[Any] | Tensor
-Data: TypeAlias = tuple[Values, Values] | Dataset[Any]
-"""Records and their labels, as two arrays; or a PyTorch data set of such pairs."""
+Data: TypeAlias = tuple[Values, Values] | Dataset[Any] | Rows
+"""Records and their labels, as two arrays; or a PyTorch data set of such pairs; or a data set of
+Hugging Face with a column of records and one of labels."""
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
-"""Records, `(n, ...)`, in floating point or int64; labels, `(n,)`, in the same."""
+"""Records, `(n, ...)`, in floating point or int64; labels, `(n,)`, in the same.
+
+They may share memory with the caller's arrays: foreign code gets `fresh` ones."""
 
 _ARRAYS = (np.ndarray, Tensor)
 _DEALT_BY = 0  # seed: clients have the same records whenever they are dealt out again
 
+logger = logging.getLogger("flwr.fl_dp")
+
 
 def parts_of(
-    clients: Sequence[Data] | Data, partition: int | Sequence[Sequence[int]] | None
-) -> list[Pair]:
-    """Records and labels of each client.
+    clients: Sequence[Data] | Data,
+    partition: int | Sequence[Sequence[int]] | None,
+    test: Data | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[list[Pair], Pair | None]:
+    """Records and labels of each client, and of the test.
 
     Args:
         clients: Data of each client; or one data set, with a partition.
         partition: Rows of each client, or the number of clients, to whom rows are dealt evenly.
+        test: Public data, if any.
+        dtype: Type of floating-point numbers, the module's.
 
     Raises:
-        ValueError: There are no clients, or a row does not exist or is dealt twice.
+        ValueError: There are no clients, a row does not exist or is dealt twice, no row is dealt to
+            anyone, or the test shares memory with a client's data.
         TypeError: Something is not data, or one data set has no partition.
     """
-    alone = isinstance(clients, Dataset) or (
+    alone = _is_dataset(clients) or (
         isinstance(clients, tuple) and len(clients) == 2 and isinstance(clients[0], _ARRAYS)
     )
+    dealt: Sequence[Any] | None = None
     if partition is None:
         if alone:
             raise TypeError("one data set needs the rows of each client: write partition=100")
-        pairs = [
-            tensors_of(data, f"client {number}")
-            for number, data in enumerate(cast(Sequence[Data], clients))
-        ]
+        several = list(cast(Sequence[Data], clients))
+        pairs = [tensors_of(data, f"client {number}", dtype) for number, data in enumerate(several)]
         if not pairs:
             raise ValueError("there are no clients: give each one's records and labels")
-        return pairs
-    records, labels = tensors_of(cast(Data, clients), "the data set")
-    if isinstance(partition, int):
-        dealt: Sequence[Any] = partition_of(
-            labels.numpy(), num_clients=partition, kind="iid", seed=_DEALT_BY
-        )
     else:
-        dealt = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in partition]
-        _require_dealt_once(dealt, len(labels))
-    return [(records[rows], labels[rows]) for rows in dealt]
+        several = [cast(Data, clients)]
+        records, labels = tensors_of(several[0], "the data set", dtype)
+        if isinstance(partition, int):
+            dealt = partition_of(labels.numpy(), num_clients=partition, kind="iid", seed=_DEALT_BY)
+        else:
+            dealt = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in partition]
+            _require_dealt_once(dealt, len(labels))
+        pairs = [(records[rows], labels[rows]) for rows in dealt]
+    without_records = sum(not len(labels) for _, labels in pairs)
+    if without_records:
+        logger.warning(
+            "%d of %d clients have no records and contribute nothing", without_records, len(pairs)
+        )
+    if test is None:
+        return pairs, None
+    public = tensors_of(test, "test", dtype)
+    if not len(public[1]):
+        raise ValueError("test holds no records, which measure nothing: leave it out")
+    require_apart(several, test, None if dealt is None else np.concatenate(dealt))
+    return pairs, public
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The type of a module's weights; PyTorch's default without any."""
+    types = (weight.dtype for weight in module.parameters() if weight.is_floating_point())
+    return next(types, torch.get_default_dtype())
+
+
+def fresh(pair: Pair) -> Pair:
+    """A copy for code that may write into what it gets."""
+    records, labels = pair
+    return records.clone(), labels.clone()
+
+
+def _is_dataset(data: Any) -> bool:
+    return isinstance(data, Dataset) or hasattr(data, "column_names")
 
 
 def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> None:
     rows = np.concatenate([np.empty(0, dtype=np.int64), *dealt])
-    if not dealt or (len(rows) and not 0 <= rows.min() <= rows.max() < num_rows):
+    if not len(rows):
+        raise ValueError(f"partition deals no row to anyone: name rows from 0 to {num_rows - 1}")
+    if not 0 <= rows.min() <= rows.max() < num_rows:
         raise ValueError(f"partition must name rows from 0 to {num_rows - 1} for each client")
     if len(np.unique(rows)) < len(rows):
         raise ValueError(
@@ -73,58 +119,116 @@ def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> No
         )
 
 
-def tensors_of(data: Data, name: str) -> Pair:
-    """Records and labels, from two arrays or a data set of pairs, as CPU tensors.
+def tensors_of(data: Data, name: str, dtype: torch.dtype = torch.float32) -> Pair:
+    """Records and labels, from two arrays or a data set, as CPU tensors.
+
+    Labels of shape `(n, 1)` become `(n,)`. A data set without records makes empty tensors.
 
     Raises:
         ValueError: Records and labels differ in number, or a number is missing or infinite.
-        TypeError: `data` is neither.
+        TypeError: `data` is neither, or holds no numbers.
     """
-    if isinstance(data, Dataset):
-        pairs = [data[row] for row in range(len(cast(Any, data)))]
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise TypeError(f"{name}: a data set must hold pairs of a record and its label")
-        if not pairs:
-            raise ValueError(f"{name}: a data set without records tells no shape; leave it out")
-        records = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        labels = torch.as_tensor([pair[1] for pair in pairs])
+    if _is_dataset(data):
+        records, labels = _read(data, name)
     elif isinstance(data, tuple | list) and len(data) == 2:
-        records, labels = (torch.as_tensor(_writable(values)) for values in data)
+        records, labels = (_tensor(values, name) for values in data)
     else:
         raise TypeError(
-            f"{name}: write (records, labels), two arrays, or a PyTorch data set of such pairs, "
-            f"got {type(data).__name__}"
+            f"{name}: write (records, labels), two arrays, or a data set of such pairs, got "
+            f"{type(data).__name__}"
         )
+    if labels.shape[1:] == (1,):
+        labels = labels.squeeze(1)
     if labels.dim() != 1 or records.dim() < 1 or len(records) != len(labels):
         raise ValueError(
             f"{name}: records of shape {tuple(records.shape)} and labels of shape "
             f"{tuple(labels.shape)}; labels are one number a record, (n,)"
         )
     return (
-        _counted(records.detach().cpu(), f"{name}: records"),
-        _counted(labels.detach().cpu(), f"{name}: labels"),
+        _counted(records.detach().cpu(), f"{name}: records", dtype),
+        _counted(labels.detach().cpu(), f"{name}: labels", dtype),
     )
 
 
-def _writable(values: Any) -> Any:
-    """Values that torch takes: read-only arrays and other byte orders are copied."""
+def _read(dataset: Any, name: str) -> Pair:
+    """Read all rows of a data set."""
+    try:
+        require_rows(dataset)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    of_table = has_columns(dataset)
+    pairs = []
+    for row in range(len(dataset)):
+        item = with_tensors(dataset[row], of_table=of_table)
+        if isinstance(item, Mapping):
+            item = _of_columns(item, name)
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise TypeError(
+                f"{name}: a data set must hold pairs of a record and its label, or columns"
+            )
+        pairs.append(item)
+    if not pairs:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    records, labels = zip(*pairs, strict=True)
+    return _stacked(records, f"{name}: records"), _stacked(labels, f"{name}: labels")
+
+
+def _of_columns(item: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the record and the label of a row."""
+    labels = [key for key in TARGET_KEYS if key in item]
+    records = [
+        key
+        for key, value in item.items()
+        if key not in labels and isinstance(value, _ARRAYS) and value.ndim
+    ]
+    if len(labels) != 1 or len(records) != 1:
+        raise ValueError(
+            f"{name}: its columns are {', '.join(map(repr, item))}: keep one of pictures or lists "
+            "of numbers, and one named 'label': data.rename_column('fine_label', 'label')"
+            ".select_columns(['img', 'label'])"
+        )
+    return item[records[0]], item[labels[0]]
+
+
+def _stacked(values: Sequence[Any], name: str) -> Tensor:
+    if not any(isinstance(value, Tensor) for value in values):
+        return _tensor(values, name)
+    tensors = [_tensor(value, name) for value in values]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        first, second, *_ = sorted(shapes)
+        raise ValueError(f"{name} have shapes {first} and {second}: let them have one")
+    return torch.stack(tensors)
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    """Values as a tensor, which may share their memory.
+
+    Raises:
+        TypeError: They are no numbers, or lists of different lengths.
+    """
     if isinstance(values, Tensor):
         return values
-    array = np.asarray(values)
-    if array.flags.writeable and array.dtype.isnative:
-        return array
-    return array.astype(array.dtype.newbyteorder("="), copy=True)
+    try:
+        array = np.asarray(values)
+        # torch takes neither read-only arrays nor another byte order
+        if not (array.flags.writeable and array.dtype.isnative):
+            array = array.astype(array.dtype.newbyteorder("="), copy=True)
+        return torch.as_tensor(array)
+    except (TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TypeError(f"{name}: no array of numbers ({reason})") from error
 
 
-def _counted(values: Tensor, name: str) -> Tensor:
-    """Floating-point numbers in the default type, whole ones as int64.
+def _counted(values: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """Floating-point numbers in a type, whole ones as int64.
 
     Raises:
         ValueError: One is not finite: its client's update would be lost and still cost budget.
     """
     if not values.is_floating_point():
         return values.to(torch.int64)
-    numbers = values.to(torch.get_default_dtype())
+    numbers = values.to(dtype)
     not_finite = int((~torch.isfinite(numbers)).sum())
     if not_finite:
         raise ValueError(
@@ -148,7 +252,7 @@ def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:
         shape = (records.dtype, *records.shape[1:])
         if shape not in shapes:
             shapes.add(shape)
-            outputs = _outputs_of(module, records[:1])
+            outputs = _outputs_of(module, records[:1].clone())
         assert outputs is not None  # of this shape or an earlier one
         _require_labels(outputs, labels)
 

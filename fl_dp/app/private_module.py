@@ -35,7 +35,15 @@ from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks.training import check_training, evaluate, one_thread, train_locally
 
-from .client_arrays import Data, Pair, are_truth_values, parts_of, require_fitting, tensors_of
+from .client_arrays import (
+    Data,
+    Pair,
+    are_truth_values,
+    dtype_of,
+    fresh,
+    parts_of,
+    require_fitting,
+)
 from .in_process import flower_in_silence
 from .local.simulation import play
 
@@ -115,8 +123,10 @@ def train_private(
     Args:
         module: Any module without BatchNorm's running statistics; it is not changed. It maps
             records `(n, ...)` to `(n, classes)`, or to `(n, 1)` where labels are numbers.
-        clients: Data of each client; or one data set, with a `partition`. Integer labels `(n,)` are
-            classes from 0; floating-point labels are numbers.
+        clients: Data of each client; or one data set, with a `partition`: two arrays, a PyTorch
+            data set of pairs, or one of Hugging Face with a column of records and one named
+            `label`. They stay as they are. Integer labels `(n,)` or `(n, 1)` are classes from 0;
+            floating-point labels are numbers.
         partition: For one data set: each client's rows, or the number of clients, to whom rows are
             dealt evenly and at random.
         epsilon: Budget of the whole training.
@@ -125,7 +135,8 @@ def train_private(
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
-        test: Public data to measure the model before the training and after each round.
+        test: Public data to measure the model before the training and after each round. They may
+            share no memory with the clients' data; equal rows are not looked for.
         learning_rate: Step size of a client's SGD, at least 0.
         epochs: A client's passes over its data per round.
         batch_size: Records per step.
@@ -141,8 +152,7 @@ def train_private(
         TypeError: An argument has the wrong type; nothing was spent.
         PrivacyBudgetExhausted: The ledger has nothing left.
     """
-    parts = parts_of(clients, partition)
-    public = None if test is None else tensors_of(test, "test")
+    parts, public = parts_of(clients, partition, test, dtype=dtype_of(module))
     samples = parts if public is None else [*parts, public]
     require_fitting(module, samples)
     if are_truth_values(samples):
@@ -289,7 +299,7 @@ class _Client(NumPyClient):
         model = copy.deepcopy(self._module)
         set_arrays(model, parameters)
         if len(self._labels):
-            self._train(model, self._records, self._labels)
+            self._train(model, *fresh((self._records, self._labels)))
         return list(get_arrays(model).values()), len(self._labels), {}
 
 

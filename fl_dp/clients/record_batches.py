@@ -31,6 +31,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from fl_dp.user_code import Contained, own_chance
 
+from .clipped_gradients import mapped
+from .plain_items import has_columns, with_tensors
+
 _UNUSABLE = "a record can't be used, and counts as none"
 
 TARGET_KEYS = ("label", "labels", "target", "targets")
@@ -170,7 +173,7 @@ class RecordBatches(Dataset[list[Batch]]):
         Args:
             records: A data set with `__getitem__`, or with `__getitems__`, which gets one row at a
                 time unless the data set is `record_wise`.
-            collate: The user's collation. None: PyTorch's default.
+            collate: The user's collation. None: PyTorch's default, after `with_tensors`.
             form: Where a batch has inputs and targets.
         """
         self._records = records
@@ -181,6 +184,7 @@ class RecordBatches(Dataset[list[Batch]]):
             inner = inner.dataset
         self._are_tensors = type(inner) is TensorDataset and self._collate is default_collate
         self._are_record_wise = self._collates_rows and _is_record_wise(inner)
+        self._of_table = has_columns(records)
         self._form = form
         self._complained = False
 
@@ -263,6 +267,9 @@ class RecordBatches(Dataset[list[Batch]]):
             TypeError: The targets are no tensor, or an input is none.
             ValueError: Inputs and targets differ in their number of records.
         """
+        by_default = self._collate is default_collate
+        if by_default and isinstance(items, list):
+            items = [with_tensors(item, of_table=self._of_table) for item in items]
         batch = self._form.split(self._collate(items))
         if not isinstance(batch[1], Tensor):
             raise TypeError(
@@ -273,7 +280,8 @@ class RecordBatches(Dataset[list[Batch]]):
             raise ValueError(
                 f"a batch has sizes {sorted(sizes)}: let its first dimension be records"
             )
-        return batch
+        # A model may write into its inputs, and a user's collation may return the data set's own.
+        return batch if by_default else mapped(torch.clone, batch)
 
 
 def _is_record_wise(source: Any) -> bool:

@@ -11,7 +11,7 @@ Equal records in different rows are not looked for: the answer would tell who is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -60,11 +60,11 @@ class RecordSource:
                 one record is in several rows. The text says what to write.
         """
         if isinstance(source, DataLoader):
-            _require_rows(source.dataset)
+            require_rows(source.dataset)
             _require_effective(source)
             self.loader: DataLoader[Any] = source
         else:
-            _require_rows(source)
+            require_rows(source)
             self.loader = DataLoader(cast(Dataset[Any], source))
         require_single_rows(self.loader.dataset)
 
@@ -86,7 +86,12 @@ def record_source_fn(source: Source | Callable[[], Source]) -> Callable[[], Reco
     return lambda: ready
 
 
-def _require_rows(dataset: Any) -> None:
+def require_rows(dataset: Any) -> None:
+    """Check that a data set has numbered rows.
+
+    Raises:
+        ValueError: It has none, or is several data sets.
+    """
     if isinstance(dataset, dict):
         raise ValueError(
             f"a {type(dataset).__name__} holds several data sets: write one of them, such as "
@@ -142,22 +147,30 @@ def require_single_rows(dataset: Any) -> None:
     Raises:
         ValueError: One is.
     """
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return  # nothing tells its rows apart
     origins = origins_of(dataset)
-    if origins is not None and len(np.unique(origins, axis=0)) < len(origins):
+    if len(np.unique(origins, axis=0)) < len(origins):
         raise ValueError(
             "several rows are the same record, which would count as another one each time: name "
             "each row once in Subset(everything, mine), and each data set once in ConcatDataset"
         )
 
 
-def origins_of(dataset: Any) -> NDArray[np.int64] | None:
-    """Each row's innermost data set, by its `id`, and number there, `(n, 2)`.
-
-    None for a data set that is no `Subset` or `ConcatDataset`: nothing tells its records apart.
-    """
-    if not isinstance(dataset, Subset | ConcatDataset):
-        return None
+def origins_of(dataset: Any) -> NDArray[np.int64]:
+    """Each row's innermost data set, by its `id`, and number there, `(n, 2)`."""
     return _origins(dataset, np.arange(len(dataset)))
+
+
+def innermost(dataset: Any) -> Iterator[Any]:
+    """The data sets within subsets and concatenations."""
+    if isinstance(dataset, Subset):
+        yield from innermost(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from innermost(part)
+    else:
+        yield dataset
 
 
 def _origins(dataset: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]:

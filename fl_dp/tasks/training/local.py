@@ -73,7 +73,8 @@ def train_locally(
         for _ in range(epochs):
             order = epoch_order(num_rows, batch_size, generator)
             for rows in _batches(order, batch_size, x.device):
-                logits = model(x[rows])
+                # A copy in either case, as a module may write into what it gets.
+                logits = model(x[rows] if isinstance(rows, Tensor) else x.clone())
                 if not checked:
                     require_labels(y, logits.shape[1])
                     checked = True
@@ -144,7 +145,7 @@ def evaluate(
     with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
-            logits = model(x[start : start + batch_size])
+            logits = model(x[start : start + batch_size].clone())
             require_labels(targets, logits.shape[1])
             if on_logits is not None:
                 on_logits(logits)
