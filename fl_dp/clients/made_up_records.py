@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fl_dp.user_code import Contained, own_chance
 
-from .clipped_gradients import Gradients, mapped, rows_of
+from .clipped_gradients import Clip, Gradients, clipped_sum, mapped, rows_of
 from .module_template import ModuleTemplate
 from .opacus_gradients import GhostGradients, HookGradients
 from .single_records import SingleRecords
@@ -39,14 +39,12 @@ _NOISE = 1e-6
 """Share of the whole gradient's length; a smaller gradient may be nothing but rounding."""
 _TINY = 1e-12
 """A whole gradient below this is made of rounding errors of float64."""
-_SIZES = (2, 3)
-"""Sample sizes: a layer's first dimension, if fixed, can be one of these, and not both."""
+_SAMPLES = ((2, 1.0), (3, 1.0), (5, -10.0), (5, 1000.0))
+"""Sizes and scales: a layer's first dimension, if fixed, can't be all of these sizes."""
 
 
 GRAD_SAMPLE_MODES = ("vmap", "hooks", "ghost")
 _OF_OPACUS = {"hooks": HookGradients, "ghost": GhostGradients}
-_follows: dict[Any, bool] = {}
-"""Whether `vmap` follows a model, by its structure: each round builds a new client."""
 
 
 def gradients_of(
@@ -61,23 +59,42 @@ def gradients_of(
         example: Inputs and targets of at least one made-up record, on the model's device. None:
             nothing is tried.
 
+    The answer is about these objects alone, and is found anew for others of the same class.
+
     Raises:
         ValueError: The model can't be trained on such records, or not in this mode.
         NotImplementedError: Opacus can't train it.
-        Exception: Any error of model and loss at each made-up record.
     """
     follows = True
     if example is not None:
-        structure = (mode, template.structure, repr(loss), _forms(example))
-        if structure not in _follows:
-            follows = follows_alone(template, loss, example)
-            if mode in _OF_OPACUS:
-                require_rows_are_records(template, loss, _OF_OPACUS[mode], example)
-            _follows[structure] = follows
-        follows = _follows[structure]
+        _require_trained(template, loss, example)
+        follows = follows_alone(template, loss, example)
+        if mode in _OF_OPACUS:
+            require_rows_are_records(template, loss, _OF_OPACUS[mode], example)
     if mode in _OF_OPACUS:
         return _OF_OPACUS[mode](template, loss)
     return SingleRecords(template, loss, one_by_one=not follows)
+
+
+def _require_trained(
+    template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
+) -> None:
+    """Check that training finds a gradient, in the example's own dtypes.
+
+    Raises:
+        ValueError: It does not; the text has the error of model and loss.
+    """
+    with own_chance(), Contained() as attempt:
+        _gradients(SingleRecords(template, loss), made_up(example, _RECORDS))
+    if attempt.failure is not None:
+        # The records are made up, so that the text holds no data.
+        said = str(attempt.failure).partition("\n")[0][:200]
+        dtypes = {parameter.dtype for parameter in template.parameters.values()}
+        raise ValueError(
+            f"nothing can be trained on DPSGD(example=...), of {_in_words(example)}: {said}. The "
+            f"model's parameters are {', '.join(sorted(map(str, dtypes)))}; let the example, and "
+            "each batch of the loader, have the dtypes and shapes that model and criterion take"
+        ) from attempt.failure
 
 
 def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]) -> bool:
@@ -126,12 +143,12 @@ def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any,
 def require_rows_are_records(
     template: ModuleTemplate,
     loss: nn.Module,
-    gradients: Callable[[ModuleTemplate, nn.Module], HookGradients],
+    way: Callable[[ModuleTemplate, nn.Module], HookGradients],
     example: tuple[Any, Tensor],
 ) -> None:
     """Check that one of Opacus' ways gives the gradients that the records have alone.
 
-    See `gradients_of` for the arguments; `gradients` makes the way.
+    See `gradients_of` for the arguments; `way` is Opacus'.
 
     Raises:
         ValueError: It does not, or fails; the text names the parameters that differ.
@@ -139,22 +156,23 @@ def require_rows_are_records(
     """
     template, example = _exact(template, loss, example)
     alone = SingleRecords(template, loss, one_by_one=True)
-    rows = gradients(template, loss)
-    for size in _SIZES:
-        whole = made_up(example, size)
+    rows = way(template, loss)
+    for size, scale in _SAMPLES:
+        whole = made_up(example, size, scale)
         shortened = _shortened(whole)
         samples = [whole] if shortened is whole else [whole, shortened]
         for records in samples:
             with own_chance(), WithoutChance(), Contained() as attempt:
-                norms = _norms(_gradients(alone, records))
-                norm = 0.5 * float(norms[norms > 0.0].min())
-                expected = _clipped(alone.clipped_sums, records, norm)
-            if attempt.failure is not None:
-                if records is whole:
-                    raise attempt.failure
-                continue  # a length that the model does not take
+                gradients = _gradients(alone, records)
+                norms = _norms(gradients)
+                clip = _clip_at(0.5 * float(norms[norms > 0.0].min()))
+                expected = clipped_sum(gradients, clip)
+            if attempt.failure is not None and records is whole and scale == 1.0:
+                raise attempt.failure
+            if attempt.failure is not None or not bool(norms.isfinite().all()):
+                continue  # a length or numbers that the model does not take
             with own_chance(), WithoutChance(), Contained() as attempt:
-                sums = _clipped(rows.sums_of_rows, records, norm)
+                sums = rows.sums_of_rows(*records, clip)
             if attempt.failure is not None:
                 raise ValueError(
                     f"Opacus has no gradients of {size} made-up records ({attempt.failure}): "
@@ -186,10 +204,11 @@ def _exact(
     return template.moved(_MOVE), example
 
 
-def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
+def made_up(example: tuple[Any, Tensor], count: int, scale: float = 1.0) -> tuple[Any, Tensor]:
     """Make `count` records of the form of an example (inputs and targets, records first).
 
-    Numbers are moved at random; tokens, masks and targets are the example's in another order.
+    Numbers are moved at random by up to `scale`; tokens, masks and targets are the example's in
+    another order.
     """
     generator = torch.Generator().manual_seed(count)
     inputs, targets = example
@@ -197,7 +216,7 @@ def made_up(example: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
     def changed(tensor: Tensor) -> Tensor:
         rows = tensor[torch.arange(count) % len(tensor)]
         if rows.is_floating_point():
-            return rows + torch.rand(rows.shape, generator=generator).to(rows)
+            return rows + scale * torch.rand(rows.shape, generator=generator).to(rows)
         if rows.ndim == 1:
             return rows
         order = torch.rand(rows[0].numel(), count, generator=generator).argsort(0).T
@@ -288,13 +307,11 @@ def _norms(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack(squares).sum(0).sqrt()
 
 
-def _clipped(
-    clipped_sums: Callable[..., Sequence[Tensor | None]], records: tuple[Any, Tensor], norm: float
-) -> list[Tensor | None]:
+def _clip_at(norm: float) -> Clip:
     def clip(squares: Tensor) -> tuple[Tensor, None]:
         return (norm / squares.sqrt()).clamp(max=1.0), None
 
-    return list(clipped_sums(*records, clip))
+    return clip
 
 
 def _differing(
@@ -322,8 +339,8 @@ def _tensors(tree: Any) -> list[Tensor]:
     return list(itertools.chain.from_iterable(map(_tensors, branches)))
 
 
-def _forms(tree: Any) -> tuple[Any, ...]:
-    return tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in _tensors(tree))
+def _in_words(tree: Any) -> str:
+    return ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in _tensors(tree))
 
 
 def _quoted(names: Sequence[str]) -> str:

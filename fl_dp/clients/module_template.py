@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .own_copies import own_copy_of, require_own
+
 
 class ModuleTemplate:
     """A module and, outside of it, its trained parameters.
@@ -28,11 +30,10 @@ class ModuleTemplate:
         """Copy a module, which is not changed; at least one parameter must not be frozen.
 
         Raises:
-            ValueError: A part can't be copied, or its device lacks float64, in which gradients are
-                summed.
+            ValueError: A part can't be copied, or its copies do not take the weights that they are
+                given, or its device lacks float64, in which gradients are summed.
         """
-        self._module = copy.deepcopy(module, _computed_tensors(module)).train()
-        _require_copied(module, self._module)
+        self._module = own_copy_of(module).train()
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
@@ -44,6 +45,7 @@ class ModuleTemplate:
                 f"norms are computed in float64, which {self.device} does not have: train on the "
                 "CPU or on CUDA"
             ) from error
+        self._require_own_copies()
 
     @property
     def device(self) -> torch.device:
@@ -65,12 +67,38 @@ class ModuleTemplate:
 
     def copy(self) -> nn.Module:
         """Return the module in training mode, with its own tensors."""
-        copies = {}
-        for name, parameter in self._module.named_parameters():
-            if name in self.parameters:
-                copies[id(parameter)] = nn.Parameter(self.parameters[name].detach().clone())
-        module: nn.Module = copy.deepcopy(self._module, copies)
+        return self.copy_with(self._weights())
+
+    def copy_with(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Return the same with other tensors for the trained parameters, wherever it holds them.
+
+        Each is used as it is, so that gradients reach it, under `vmap` and `grad`, too.
+        """
+        named = self._module.named_parameters()
+        given = {id(value): weights[name] for name, value in named if name in weights}
+        module: nn.Module = copy.deepcopy(self._module, dict[int, Any](given))
         return module
+
+    def _require_own_copies(self) -> None:
+        """Check that copies share nothing, and take the weights that they are given.
+
+        Raises:
+            ValueError: One does not; the text names the part.
+        """
+        weights = self._weights()
+        copied = self.copy_with(weights)
+        require_own(copied, self._module)
+        for name, weight in copied.named_parameters():
+            if name in weights and weight is not weights[name]:
+                part = copied.get_submodule(name.rpartition(".")[0])
+                raise ValueError(
+                    f"a copy of '{name}' ({type(part).__name__}) can't be given other weights, so "
+                    "that each step would use the first ones: take the module as it was before "
+                    "torch.jit, and leave a __deepcopy__ of its own out"
+                )
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: nn.Parameter(value) for name, value in self.detached().items()}
 
     def detached(self) -> dict[str, Tensor]:
         """Copies of the trained parameters by name, without gradients."""
@@ -104,32 +132,6 @@ class ModuleTemplate:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 targets[name].copy_(parameter)
-
-
-def _computed_tensors(module: nn.Module) -> dict[int, Tensor]:
-    """Detached copies of computed tensors by id, as `copy.deepcopy` takes them.
-
-    Weight normalisation stores computed tensors, which PyTorch copies only when detached.
-    """
-    copies = {}
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                copies[id(value)] = value.detach().clone()
-    return copies
-
-
-def _require_copied(module: nn.Module, copied: nn.Module) -> None:
-    """Check that a copy shares nothing that a forward pass may write into."""
-    parts = {id(part) for part in module.modules()}
-    own_tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    for name, part in copied.named_modules():
-        tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        if id(part) in parts or any(id(tensor) in own_tensors for tensor in tensors):
-            raise ValueError(
-                f"copy.deepcopy does not copy '{name}' ({type(part).__name__}), in which records "
-                "could meet: leave its __deepcopy__ out"
-            )
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:

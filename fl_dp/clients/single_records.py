@@ -13,12 +13,11 @@ import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fl_dp.clients.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
@@ -26,6 +25,8 @@ from fl_dp.user_code import Contained
 from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
+from .own_copies import own_copy_of
+from .vmap_rules import NoOwnRules
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -48,6 +49,14 @@ class SingleRecords:
     _: KW_ONLY
     one_by_one: bool = False
     _warned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Check that each pass gets a loss of its own, as it gets a model.
+
+        Raises:
+            ValueError: A part of the loss can't be copied, or is shared by its copies.
+        """
+        own_copy_of(self._loss)
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
@@ -82,18 +91,18 @@ class SingleRecords:
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
         """
-        model, criterion = self._template.copy(), copy.deepcopy(self._loss)
+        criterion = copy.deepcopy(self._loss)
 
-        def loss(parameters: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
-            # Cloned inside, so that a forward pass may write into them.
+        def loss(weights: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
+            # Cloned inside, so that a forward pass may write into them; the model's copy is, too.
             alone, target = mapped(lambda tensor: tensor[None].clone(), record)
-            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-            outputs = outputs_of(partial(_called, model, parameters | buffers), alone)
-            total: Tensor = criterion(outputs, target).sum()
+            model = self._template.copy_with(weights)
+            total: Tensor = criterion(outputs_of(model, alone), target).sum()
             return total
 
         gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
-        with CoinsOfRecords(len(targets)), IndicesInRange(), torch.enable_grad():
+        coins = CoinsOfRecords(len(targets))
+        with coins, IndicesInRange(), NoOwnRules(), torch.enable_grad():
             by_name: dict[str, Tensor] = gradients(self._template.detached(), (inputs, targets))
         return list(by_name.values())
 
@@ -115,7 +124,3 @@ class SingleRecords:
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
             loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
-
-
-def _called(model: nn.Module, parameters: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    return functional_call(model, parameters, args, kwargs)

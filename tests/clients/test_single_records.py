@@ -513,11 +513,20 @@ def test_vmap_is_used_where_it_follows_and_autograd_where_it_does_not(
         assert ("vmap can't follow the model" in caplog.text) != follows
 
 
-def test_what_vmap_gets_wrong_is_left_to_autograd() -> None:
-    """A weight that is reached by another way than its name has no gradient under vmap."""
+def test_a_weight_that_is_reached_by_another_way_than_its_name_has_its_whole_gradient() -> None:
     layer = head(T)
     hidden = Made(lambda s, x: s.a(x) + 3.0 * x @ s.other[0].T, a=layer, other=[layer.weight])
-    template, loss = ModuleTemplate(hidden), LossOfEach(nn.CrossEntropyLoss())
+    way = SingleRecords(ModuleTemplate(hidden), LossOfEach(nn.CrossEntropyLoss()))
+    x, y = data(VECTORS, 5)
+    for one, other in zip(way.by_vmap(x, y), way.by_autograd(x, y), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_vmap_gets_wrong_is_left_to_autograd() -> None:
+    """A model may see that it is under vmap, and compute something else."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    other = Made(lambda s, x: s.a(x) * (3.0 if wrapped(x) else 1.0), a=head(T))
+    template, loss = ModuleTemplate(other), LossOfEach(nn.CrossEntropyLoss())
     way = gradients_of(template, loss, mode="vmap", example=data(VECTORS, 3))
     assert isinstance(way, SingleRecords) and way.one_by_one
 

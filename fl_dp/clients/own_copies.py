@@ -1,0 +1,198 @@
+"""Copies of a module that share nothing with it in which records or clients could meet.
+
+`copy.deepcopy` copies what Python's own objects hold. An object with its own `__deepcopy__` may
+share state with its copy, so both are walked through and compared.
+
+Shared all the same, as `copy.deepcopy` takes them for values: functions with their closures and
+defaults, classes with their attributes, and loggers. What they store is not covered.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import enum
+import fractions
+import gc
+import logging
+import pathlib
+import re
+import types
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Copied = TypeVar("Copied", bound=nn.Module)
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    bytes,
+    str,
+    range,
+    slice,
+    types.EllipsisType,
+    types.NotImplementedType,
+)
+"""Values if they are of exactly this type, as a subclass may have attributes."""
+
+_VALUES = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    weakref.ReferenceType,
+    types.CodeType,
+    types.GenericAlias,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    property,
+    enum.Enum,
+    re.Pattern,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    pathlib.PurePath,
+    uuid.UUID,
+    logging.Logger,
+    np.dtype,
+    np.generic,
+    np.ufunc,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch._ops.OperatorBase,
+    torch._ops.OpOverloadPacket,
+)
+"""Types whose objects hold nothing that a pass may change, or are code."""
+
+_HOLDERS = (tuple, frozenset, types.MethodType, types.MappingProxyType)
+"""What is shared without harm if all that it holds is."""
+
+_OF_TORCH = ("_modules", "_parameters", "_buffers")
+
+
+def own_copy_of(module: Copied) -> Copied:
+    """Copy a module for a record or a unit, which may write into it whatever it likes.
+
+    Raises:
+        ValueError: A part can't be copied, or is shared by the copy; the text names it.
+    """
+    try:
+        copied = copy.deepcopy(module, _computed_tensors(module))
+    except Exception as error:
+        raise ValueError(
+            f"copy.deepcopy can't copy the {type(module).__name__} ({error}), and each record or "
+            "client gets a copy: let forward make what can't be copied"
+        ) from error
+    require_own(copied, module)
+    return copied
+
+
+def require_own(copied: nn.Module, module: nn.Module) -> None:
+    """Check that a copy shares nothing with its module that a pass may write into.
+
+    Raises:
+        ValueError: It does; the text names the part.
+    """
+    of_module = {key for key, _, _ in _states(module)}
+    for key, path, part in _states(copied):
+        if key in of_module:
+            raise ValueError(
+                f"copy.deepcopy does not copy '{path}' ({type(part).__name__}), in which records "
+                "could meet: leave its __deepcopy__ out, or make it where forward uses it"
+            )
+
+
+def _states(module: nn.Module) -> Iterator[tuple[Hashable, str, Any]]:
+    """Yield what can be written into: a key that copies share or do not, its path, the object."""
+    seen: dict[int, Any] = {}  # holds each object, as an id may be used again
+    waiting: deque[tuple[str, Any]] = deque([("", module)])
+    while waiting:
+        path, part = waiting.popleft()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if _is_value(type(part)):  # type: ignore[arg-type]  # a type is hashable
+            if (target := _target(part)) is not None:
+                waiting.append((path, target))
+            continue
+        if not isinstance(part, _HOLDERS):
+            yield _key(part), path.removeprefix("."), part
+        waiting.extend((path + step, held) for step, held in _held(part))
+
+
+@lru_cache(maxsize=4096)
+def _is_value(kind: type) -> bool:
+    return kind in _PLAIN or issubclass(kind, _VALUES)
+
+
+def _target(part: Any) -> Any:
+    """The object to which a weak reference or a method of a built-in type leads; None: none."""
+    if isinstance(part, weakref.ReferenceType):
+        target = part()
+        # PyTorch's recurrent layers refer to the weights of which they are copies.
+        return None if isinstance(target, Tensor) else target
+    if isinstance(part, types.BuiltinFunctionType):
+        # Functions of PyTorch's own are bound to a record of pybind11's.
+        of_torch = type(part.__self__).__module__ == "pybind11_builtins"
+        return None if of_torch else part.__self__
+    return None
+
+
+def _key(part: Any) -> Hashable:
+    """Equal for two objects if writing into one shows in the other."""
+    address = 0
+    if isinstance(part, Tensor) and part.layout == torch.strided and part.device.type != "meta":
+        address = part.untyped_storage().data_ptr()
+    elif isinstance(part, np.ndarray) and part.nbytes:
+        address = part.__array_interface__["data"][0]
+    return ("memory", address) if address else id(part)
+
+
+def _held(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each with the step of the path that leads there."""
+    attributes = getattr(part, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name, held in attributes.items():
+            yield "" if name in _OF_TORCH else f".{name}", held
+    if isinstance(part, dict):
+        for name, held in part.items():
+            yield f".{name}", held
+    if isinstance(part, np.ndarray):
+        yield "", part.base
+        if part.dtype.hasobject:
+            yield "", part.tolist()
+    if isinstance(part, Tensor) and part.is_leaf:
+        yield ".grad", part.grad
+    for held in gc.get_referents(part):
+        yield "", held
+
+
+def _computed_tensors(module: nn.Module) -> dict[int, Any]:
+    """Detached copies of computed tensors by id, as `copy.deepcopy` takes them.
+
+    Weight normalisation stores computed tensors, which PyTorch copies only when detached.
+    """
+    copies = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                copies[id(value)] = value.detach().clone()
+    return copies
