@@ -53,11 +53,15 @@ def trained_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in distinct_state(model) if name in trained)
 
 
-def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """Copy a model's state from any device to arrays, named and ordered as `distinct_state`."""
+def get_arrays(model: nn.Module, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Copy a model's state from any device to arrays, named and ordered as `names`.
+
+    They are entries of `distinct_state`; by default all of it.
+    """
+    state = distinct_state(model)
     return {
-        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-        for name, tensor in distinct_state(model).items()
+        name: state[name].to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+        for name in (state if names is None else names)
     }
 
 

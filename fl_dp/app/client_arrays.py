@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fl_dp.clients.index_ranges import require_labels
+from fl_dp.clients.own_copies import own_copy_of
 from fl_dp.clients.plain_items import has_columns, with_tensors
 from fl_dp.clients.record_batches import TARGET_KEYS
 from fl_dp.clients.record_source import Rows, require_rows
@@ -267,8 +268,7 @@ def are_truth_values(parts: Sequence[Pair]) -> bool:
 
 
 def _outputs_of(module: nn.Module, record: Tensor) -> Tensor:
-    trained = module.training
-    module.eval()
+    module = own_copy_of(module).eval()  # the caller's keeps its modes, and all that forward writes
     device = next((weight.device for weight in module.parameters()), record.device)
     try:
         with torch.no_grad():
@@ -280,8 +280,6 @@ def _outputs_of(module: nn.Module, record: Tensor) -> Tensor:
             f"the module can't read records of shape {tuple(record.shape[1:])} and type "
             f"{record.dtype}{hint} ({reason})"
         ) from error
-    finally:
-        module.train(trained)
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
         raise ValueError(
             "the module must return outputs of shape (n, classes), or (n, 1) of numbers"

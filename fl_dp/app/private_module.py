@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +26,9 @@ from torch import Tensor, nn
 
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
+from fl_dp.clients.own_copies import own_copy_of
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.model_arrays import get_arrays, set_arrays
+from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
 from fl_dp.plan import Plan
 from fl_dp.promise import delta_rounded_up, is_large_delta
 from fl_dp.statement import PrivacyStatement, privacy_statement
@@ -46,6 +46,7 @@ from .client_arrays import (
 )
 from .in_process import flower_in_silence
 from .local.simulation import play
+from .trial_step import require_trainable
 
 Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
 """Trains a module in place on records and labels of one client."""
@@ -121,8 +122,10 @@ def train_private(
     data: clients are protected from those who get the model. Test data are public.
 
     Args:
-        module: Any module without BatchNorm's running statistics; it is not changed. It maps
-            records `(n, ...)` to `(n, classes)`, or to `(n, 1)` where labels are numbers.
+        module: Any module; it is not changed. It maps records `(n, ...)` to `(n, classes)`, or to
+            `(n, 1)` where labels are numbers. Its parameters that are not frozen are trained and
+            released. All else stays as it is: a buffer that training changes, such as a
+            BatchNorm's running statistics, is refused, unless its part is frozen and in `eval()`.
         clients: Data of each client; or one data set, with a `partition`: two arrays, a PyTorch
             data set of pairs, or one of Hugging Face with a column of records and one named
             `label`. They stay as they are. Integer labels `(n,)` or `(n, 1)` are classes from 0;
@@ -155,6 +158,12 @@ def train_private(
     parts, public = parts_of(clients, partition, test, dtype=dtype_of(module))
     samples = parts if public is None else [*parts, public]
     require_fitting(module, samples)
+    names = trained_names(module)
+    if not names:
+        raise ValueError(
+            "every parameter of the module is frozen, so there is nothing to train: leave "
+            "requires_grad_(False) out for the part that is to learn"
+        )
     if are_truth_values(samples):
         logger.warning(
             "the labels are the numbers 0.0 and 1.0, which are predicted as numbers and have a "
@@ -170,8 +179,9 @@ def train_private(
     }
     budget = {name: value for name, value in arguments.items() if value is not None}
     _require_one_promise(plan, budget, num_clients=len(parts))
+    require_trainable(module, train, parts)
     measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
-    measured = copy.deepcopy(module)
+    measured = own_copy_of(module)
 
     with ExitStack() as opened:
         if ledger is None:
@@ -197,7 +207,7 @@ def train_private(
             on_round(server_round)
             if public is None:
                 return None
-            set_arrays(measured, arrays.to_numpy_ndarrays())
+            set_arrays(measured, arrays.to_numpy_ndarrays(), names)
             loss, value = evaluate(measured, *public)
             of_numbers = public[1].is_floating_point()
             measure = "mean_absolute_error" if of_numbers else "accuracy"
@@ -208,14 +218,14 @@ def train_private(
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            first = {name: Array(values) for name, values in get_arrays(module).items()}
+            first = {name: Array(values) for name, values in get_arrays(module, names).items()}
             released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
 
         opened.enter_context(one_thread())
         client = numpy_client_app(lambda context: _Client(module, parts, train, context))
         play(server, client, num_nodes=len(parts), run_config={})
         statement = privacy_statement(private.ledger)
-    set_arrays(measured, released[0].to_numpy_ndarrays())
+    set_arrays(measured, released[0].to_numpy_ndarrays(), names)
     return PrivateModule(
         model=measured.eval(),
         accuracies=tuple(measures["accuracy"]),
@@ -296,11 +306,12 @@ class _Client(NumPyClient):
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         # A copy for each client: what a module stores outside its state must not reach the next.
-        model = copy.deepcopy(self._module)
-        set_arrays(model, parameters)
+        model = own_copy_of(self._module)
+        names = trained_names(model)
+        set_arrays(model, parameters, names)
         if len(self._labels):
             self._train(model, *fresh((self._records, self._labels)))
-        return list(get_arrays(model).values()), len(self._labels), {}
+        return list(get_arrays(model, names).values()), len(self._labels), {}
 
 
 def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:

@@ -12,6 +12,7 @@ of records never follow from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from flwr.app import Context, Message
@@ -23,6 +24,7 @@ from fl_dp.user_code import SeededWords, own_chance
 from .node_config import PARTITION_ID_KEY
 
 _ROUND_KEY = "server-round"  # as Flower's strategies name it
+_under_way: ContextVar[Message | None] = ContextVar("_under_way", default=None)
 
 
 def coins_of(context: Context, config: Mapping[str, Any], unit: int = 0) -> SeededWords | None:
@@ -45,8 +47,14 @@ def coins_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 
         >>> app = ClientApp(mods=[coins_mod])
     """
+    if _under_way.get() is message:  # a grid of ours stands around an app of ours
+        return call_next(message, context)
     config: dict[str, Any] = {}
     for record in message.content.config_records.values() if message.has_content() else ():
         config |= record
     with own_chance(coins_of(context, config)):
-        return call_next(message, context)
+        before = _under_way.set(message)
+        try:
+            return call_next(message, context)
+        finally:
+            _under_way.reset(before)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_dp.model_modes import set_training_mode
+
 from .own_copies import own_copy_of, require_own
 
 
@@ -33,7 +35,8 @@ class ModuleTemplate:
             ValueError: A part can't be copied, or its copies do not take the weights that they are
                 given, or its device lacks float64, in which gradients are summed.
         """
-        self._module = own_copy_of(module).train()
+        self._module = own_copy_of(module)
+        set_training_mode(self._module)
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:

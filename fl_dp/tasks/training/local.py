@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_range
+from fl_dp.model_modes import set_training_mode
 
 
 @contextmanager
@@ -261,7 +262,10 @@ def _batches(
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     # Module by module, as parts of a model may be in different modes.
     before = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    if training:
+        set_training_mode(model)
+    else:
+        model.eval()
     try:
         yield
     finally:

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_dp.model_arrays import distinct_state
+from fl_dp.model_modes import set_training_mode
 from fl_dp.tasks.training.local import (
     check_training,
     device_of,
@@ -114,7 +115,8 @@ def train_together(
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; write at least 1, or None")
     training = _Training(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
-    start = copy.deepcopy(model).train()
+    start = copy.deepcopy(model)
+    set_training_mode(start)
     pending = dict(enumerate(units))
     reason = why_not_together(start)
     if reason is None:

@@ -1,0 +1,143 @@
+"""`train_private` releases what it trains; frozen parts and buffers stay, or are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_dp import PrivacyLedger
+from fl_dp.app import train_private
+from fl_dp.model_modes import set_training_mode
+
+CLIENTS = 20
+BUDGET: dict[str, Any] = {
+    "epsilon": 8.0,
+    "rounds": 2,
+    "clipping_norm": 1.0,
+    "sampling_rate": 1.0,
+    "progress": False,
+}
+
+
+def clients() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    draws = np.random.default_rng(0)
+    return [
+        (draws.normal(size=(5, 6)).astype(np.float32), draws.integers(0, 2, 5))
+        for _ in range(CLIENTS)
+    ]
+
+
+class Scaled(nn.Module):
+    """A frozen body behind a scaling in a buffer, and a head."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((6,), 1e3))
+        self.body = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, 2)
+        self.body.requires_grad_(False)
+        self.body.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x - self.mean))
+        return out
+
+
+class CountsCalls(nn.Module):
+    """A moving average under a name that nobody knows."""
+
+    history: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("history", torch.zeros(6))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.history.lerp_(x.mean(dim=0), 0.1)
+        out: Tensor = self.head(x)
+        return out
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_frozen_parts_and_buffers_stay_to_the_bit(evaluated: bool) -> None:
+    module = Scaled()
+    if evaluated:  # as a measurement leaves it
+        module.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    modes = [part.training for part in module.modules()]
+    trained = train_private(module, clients(), **BUDGET)
+    for name, value in trained.model.state_dict().items():
+        same = torch.equal(value, before[name])
+        assert same != name.startswith("head"), name
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert [part.training for part in module.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "1.running_mean"),
+        (CountsCalls(), "history"),
+    ],
+)
+def test_a_buffer_that_training_changes_is_refused_by_name(
+    module: nn.Module, name: str, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    with pytest.raises(ValueError, match=f"training changes '{name}'"):
+        train_private(module, clients(), ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
+def test_a_module_that_is_frozen_as_a_whole_is_refused(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    with pytest.raises(ValueError, match="every parameter of the module is frozen"):
+        train_private(nn.Linear(6, 2).requires_grad_(False), clients(), ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
+def test_a_training_that_fails_on_made_up_records_is_refused(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+
+    def fit(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        raise RuntimeError("no such optimizer")
+
+    with pytest.raises(ValueError, match=r"4 made-up records .*: RuntimeError: no such optimizer"):
+        train_private(nn.Linear(6, 2), clients(), fit=fit, ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
+def test_the_ledger_holds_the_planned_rounds_of_a_part(tmp_path: Path) -> None:
+    train_private(Scaled(), clients(), ledger=tmp_path / "ledger.db", **BUDGET)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == 2
+
+
+# Modes.
+
+
+def modes_of(module: nn.Module) -> dict[str, bool]:
+    set_training_mode(module)
+    return {name: part.training for name, part in module.named_modules()}
+
+
+def test_a_module_in_training_keeps_what_its_author_put_in_eval() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    module[1].eval()
+    assert modes_of(module) == {"": True, "0": True, "1": False}
+
+
+def test_of_a_module_in_eval_only_frozen_parts_stay_there() -> None:
+    module = nn.Sequential(
+        nn.BatchNorm1d(2).requires_grad_(False), nn.Linear(2, 2), nn.Dropout(0.5)
+    )
+    assert modes_of(module.eval()) == {"": True, "0": False, "1": True, "2": True}
