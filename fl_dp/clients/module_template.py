@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fl_dp.model_modes import set_training_mode
 
-from .own_copies import own_copy_of, require_own
+from .own_copies import own_copy_of, require_own, states_of
 
 
 class ModuleTemplate:
@@ -37,6 +37,8 @@ class ModuleTemplate:
         """
         self._module = own_copy_of(module)
         set_training_mode(self._module)
+        parts = (part for _, _, part in states_of(self._module))
+        self._generators = [part for part in parts if isinstance(part, torch.Generator)]
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
@@ -78,8 +80,12 @@ class ModuleTemplate:
         Each is used as it is, so that gradients reach it, under `vmap` and `grad`, too.
         """
         named = self._module.named_parameters()
-        given = {id(value): weights[name] for name, value in named if name in weights}
-        module: nn.Module = copy.deepcopy(self._module, dict[int, Any](given))
+        copies: dict[int, Any] = {
+            id(value): weights[name] for name, value in named if name in weights
+        }
+        # PyTorch can't set a generator's state under `vmap`, which `copy.deepcopy` would do.
+        copies |= {id(generator): generator.clone_state() for generator in self._generators}
+        module: nn.Module = copy.deepcopy(self._module, copies)
         return module
 
     def _require_own_copies(self) -> None:

@@ -111,8 +111,8 @@ def require_own(copied: nn.Module, module: nn.Module) -> None:
     Raises:
         ValueError: It does; the text names the part.
     """
-    of_module = {key for key, _, _ in _states(module)}
-    for key, path, part in _states(copied):
+    of_module = {key for key, _, _ in states_of(module)}
+    for key, path, part in states_of(copied):
         if key in of_module:
             raise ValueError(
                 f"copy.deepcopy does not copy '{path}' ({type(part).__name__}), in which records "
@@ -120,7 +120,7 @@ def require_own(copied: nn.Module, module: nn.Module) -> None:
             )
 
 
-def _states(module: nn.Module) -> Iterator[tuple[Hashable, str, Any]]:
+def states_of(module: nn.Module) -> Iterator[tuple[Hashable, str, Any]]:
     """Yield what can be written into: a key that copies share or do not, its path, the object."""
     seen: dict[int, Any] = {}  # holds each object, as an id may be used again
     waiting: deque[tuple[str, Any]] = deque([("", module)])
