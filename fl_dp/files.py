@@ -65,6 +65,13 @@ def private_file(file: Path) -> None:
         _create(file, _OWNER)
 
 
+class StorageUnavailable(OSError):
+    """A file or database can't be read or written: its disk is full, or it can't be reached.
+
+    The text says all in one line, so logs show it without a traceback.
+    """
+
+
 class HeldElsewhere(OSError):
     """Another process holds the lock."""
 
@@ -126,9 +133,9 @@ def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
         A temporary file in the same folder, gone after the block.
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
-    _create(temporary, _EVERYBODY if public else _OWNER)
     try:
         with full_disk_named(file.parent):
+            _create(temporary, _EVERYBODY if public else _OWNER)
             yield temporary
             _sync(temporary)
         temporary.replace(file)
@@ -144,14 +151,16 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     """Add the folder to the error of a full disk or quota, which itself names no path.
 
     Raises:
-        OSError: Whatever the block raises.
+        StorageUnavailable: The disk or quota is full.
+        OSError: Whatever else the block raises.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            error.filename = str(folder)
-        raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        file = error.filename or str(folder)
+        raise StorageUnavailable(error.errno, error.strerror, file) from error
 
 
 def write_text(file: Path, text: str, *, public: bool = False) -> None:

@@ -35,6 +35,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.files import StorageUnavailable
 from fl_dp.mechanisms import SecureRandom
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -171,5 +172,8 @@ class Contained:
             return False
         self.failure = failure
         if self._message is not None:
-            logger.error(self._message, *self._values, exc_info=failure)
+            if isinstance(failure, StorageUnavailable):
+                logger.error(f"{self._message}: %s", *self._values, failure)
+            else:
+                logger.error(self._message, *self._values, exc_info=failure)
         return True

@@ -123,6 +123,11 @@ _KNOWN_REASONS = (
     (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
     *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
     (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
+    (
+        r"^(Ledger|Storage)Unavailable$",
+        Meaning("its ledger can't be read or written, see its log", lasting=False),
+    ),
+    (r"^LedgerCorrupted$", Meaning("its ledger is not as it wrote it, see its log")),
     (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
     *(
         (rf"^Refused {code}$", Meaning(f"it refused a secure sum: {text}", lasting=False))

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.overrides import ConfigError
-from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable
+from fl_dp.files import StorageUnavailable
+from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.training import PlanMismatch
 from fl_dp.option_errors import ArgumentError, OptionError
 from fl_dp.strategies import (
@@ -23,7 +24,7 @@ REFUSALS = (
     PrivacyBudgetExhausted,
     PlanMismatch,
     LedgerCorrupted,
-    LedgerUnavailable,
+    StorageUnavailable,
     RosterIncomplete,
     RosterTooLarge,
     RehearsalFailed,

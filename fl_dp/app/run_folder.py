@@ -180,6 +180,11 @@ class RunFolder:
             return None
         return witness_at(Path(folder) / f"{self.path.name}.heads")
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether a ledger was begun: who was killed before leaves an empty file."""
+        return self.ledger.is_file() and self.ledger.stat().st_size > 0
+
     def read_ledger(self) -> SpentLedger:
         """Open the run's ledger for reading; compare it with checkpoint and statement.
 
@@ -224,7 +229,7 @@ class RunFolder:
         """
         of_clients: PrivacyStatement | None = None
         of_records: RecordStatement | None = None
-        if self.ledger.is_file():
+        if self.has_ledger:
             with self.read_ledger() as ledger:
                 of_clients = privacy_statement(ledger)
         record_plan = self.read_record_plan()

@@ -160,7 +160,7 @@ def _train_by_plan(
 ) -> Result:
     """Train with a promise to clients, and to their records under DP-SGD."""
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-    resumed = folder.ledger.exists()
+    resumed = folder.has_ledger
     if folder.checkpoint.is_file() and not resumed:
         raise ValueError(
             f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "

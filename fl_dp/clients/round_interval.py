@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_dp.files import private_file
+from fl_dp.files import StorageUnavailable, private_file
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PATIENCE = 30.0  # seconds for another process of the same ledger
@@ -83,7 +83,7 @@ class RoundInterval:
             0 if it may be answered; then it is noted on disk, whatever becomes of it.
 
         Raises:
-            OSError: The file can't be read or written; then nothing may be answered.
+            StorageUnavailable: The file can't be read or written; then nothing may be answered.
         """
         now = self._now()
         try:
@@ -109,7 +109,7 @@ class RoundInterval:
                     )
                 store.execute("COMMIT")
         except sqlite3.Error as error:
-            raise OSError(
+            raise StorageUnavailable(
                 f"{self._file} can't be read or written ({error}): nothing is answered without it, "
                 "as the last round's time is there. Mend that, or move it away"
             ) from error

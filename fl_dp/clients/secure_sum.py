@@ -31,6 +31,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.codec import decode_text
+from fl_dp.files import StorageUnavailable
 from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.promise import epsilon_at_delta
@@ -233,6 +234,9 @@ def _paid(
         return False
     except Refused:
         raise
+    except StorageUnavailable as unavailable:
+        logger.error("%s; the sum gets the noise around zero", unavailable)
+        return False
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
         return False

@@ -218,7 +218,7 @@ def prepare(job: Job, of_sweep: str = "") -> Job:
 
         with doing(work, plainly=True) as show, redirected_log(PROGRESS, show):
             dataset_of(settings)  # cached for the nodes
-    if job.resumed and job.folder.ledger.is_file():
+    if job.resumed and job.folder.has_ledger:
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
     if not (settings.protects_clients or settings.protects_records):
         return job

@@ -227,7 +227,7 @@ def _folder_of(location: str) -> RunFolder | None:
 def _node_ledgers_in(folder: Path) -> list[str]:
     """Return the ledgers of simulated nodes in a run's folder without a server's ledger."""
     run = RunFolder(folder)
-    if run.ledger.exists():
+    if run.has_ledger:
         return []
     nodes = run.node_ledgers if run.node_ledgers.is_dir() else folder
     return [str(file) for file in sorted(nodes.glob("node-*.db"))]

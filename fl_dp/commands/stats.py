@@ -145,7 +145,7 @@ def _answered(job: Job) -> dict[str, Any]:
     except LaunchError as error:
         fail(str(error), status=1)
     if not status.succeeded:
-        spent = "; what was reserved stays spent" if job.folder.ledger.is_file() else ""
+        spent = "; what was reserved stays spent" if job.folder.has_ledger else ""
         fail(f"the run ended as '{status.status}': {status.details}{spent}", status=1)
     document: dict[str, Any] = json.loads(job.folder.statistic.read_text(encoding="utf-8"))
     return document | {"path": str(job.path)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.node_config import NodeConfig
@@ -23,11 +22,11 @@ def words_of_budget(owner: NodeConfig) -> list[str]:
     cap = owner.cap
     if owner.ledger_path is None or cap is None:
         return []
-    if "://" not in owner.ledger_path and not Path(owner.ledger_path).is_file():
-        return [f"Nothing was spent: all of epsilon {brief_epsilon(cap.epsilon)} is there"]
     try:
         with NodeLedger.read(owner.ledger_path) as ledger:
             spendings = ledger.spendings
+    except FileNotFoundError:
+        return [f"Nothing was spent: all of epsilon {brief_epsilon(cap.epsilon)} is there"]
     except (LedgerCorrupted, LedgerUnavailable):
         return []
     return [_of_account(spending, cap) for spending in spendings]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from fl_dp.files import StorageUnavailable
+
 SCHEMA = 11  # 8: a plan had no kind; 10: a cap was a field of plans
 GENESIS = "0" * 64
 ANOTHER_VERSION = 0.01  # relative: bounds on epsilon of other versions and machines may differ so
@@ -18,7 +20,7 @@ class LedgerCorrupted(RuntimeError):
     """An entry was altered, removed or reordered after writing."""
 
 
-class LedgerUnavailable(OSError):
+class LedgerUnavailable(StorageUnavailable):
     """The disk, database or witness failed; appended entries may be written, and then count.
 
     No release happens before its charge is on disk.

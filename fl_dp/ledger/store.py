@@ -91,6 +91,9 @@ class LedgerStore:
     def readable(cls, location: str | Path) -> Self:
         """Open an SQLite file or database URL to look at entries.
 
+        An empty file is no ledger: whoever was to make one was killed, or had no room. Then each
+        transaction raises `FileNotFoundError`.
+
         Raises:
             FileNotFoundError: No such file.
             ValueError: The database is neither SQLite nor PostgreSQL.
@@ -107,6 +110,7 @@ class LedgerStore:
         """Hold the lock. Everything written inside is on disk afterwards, or none of it.
 
         Raises:
+            FileNotFoundError: The file, opened to read, is empty.
             LedgerCorrupted: No table of entries, or an older version's.
             LedgerUnavailable: The disk is full, the database can't be reached or written, or
                 another process holds the lock too long.
@@ -139,6 +143,8 @@ class LedgerStore:
     def _check_table(self, connection: sa.Connection) -> None:
         """Refuse an older version's ledger, whose spending a new table beside it would ignore."""
         database = sa.inspect(connection)
+        if not self._writable and self._has_no_page(connection):
+            raise FileNotFoundError(f"no ledger at {self.location}")
         if database.has_table(_OLDER_TABLE):
             columns = {column["name"] for column in database.get_columns(_OLDER_TABLE)}
             if columns == set(_TABLE.c.keys()):  # else it is another program's table
@@ -148,6 +154,12 @@ class LedgerStore:
                 )
         if self._writable:
             _METADATA.create_all(connection)
+
+    def _has_no_page(self, connection: sa.Connection) -> bool:
+        """Tell whether a file is empty, once SQLite has undone what a killed writer began."""
+        if self.file is None:
+            return False
+        return connection.exec_driver_sql("PRAGMA page_count").scalar() == 0
 
     def close(self) -> None:
         """Close the file or connection; closing twice is harmless."""

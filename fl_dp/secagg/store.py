@@ -15,13 +15,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_dp.files import private_file
+from fl_dp.files import StorageUnavailable, private_file
 
 from .terms import Refused
 from .texts import digest
 
 _SECONDS_A_DAY = 86_400.0
 _APPLICATION = 0x666C6470  # "fldp", in the header of the file
+# Codes of errors that leave the file as it is.
+_UNREACHED = (
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
 _ANY_RUN = ""  # the key of values that outlive runs
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, began REAL NOT NULL);
@@ -80,14 +90,16 @@ class SQLiteStore:
             file: The store's path. None: in memory, lost with the process.
             durable: Whether a mark outlives a power cut. A simulation does not need it.
 
+        A process that is killed here leaves a file that the next one completes.
+
         Raises:
-            OSError: The file can't be made.
+            StorageUnavailable: The file can't be made or written.
             ValueError: It is no such store.
         """
-        if file is not None:
-            private_file(Path(file))
-        self._lock = threading.Lock()
-        try:
+        self._file, self._lock = file, threading.Lock()
+        with self._errors_named():
+            if file is not None:
+                private_file(Path(file))
             self._database = sqlite3.connect(
                 file or ":memory:", timeout=60.0, isolation_level=None, check_same_thread=False
             )
@@ -106,8 +118,6 @@ class SQLiteStore:
             self._together(
                 ("INSERT OR IGNORE INTO taken VALUES (1, ?, 0, ?)", (secrets.token_hex(16), b""))
             )
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{file} is no store of secure sums ({error})") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -190,7 +200,7 @@ class SQLiteStore:
         return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._lock, self._errors_named():
             return self._database.execute(query, values).fetchall()
 
     def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
@@ -210,14 +220,35 @@ class SQLiteStore:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Hold the locks of thread and file: all statements are written, or none."""
-        with self._lock:
+        with self._lock, self._errors_named():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # SQLite itself takes back what found no room
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Name the file in errors of the database, each in one line.
+
+        Raises:
+            StorageUnavailable: The disk is full, or the file can't be reached or written.
+            ValueError: The file is no store.
+        """
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREACHED:
+                raise StorageUnavailable(
+                    f"{self._file} can't be read or written ({error}): nothing is answered without "
+                    "it. Make room on its disk, or mend it, and keep the file"
+                ) from error
+            raise ValueError(f"{self._file} is no store of secure sums ({error})") from error
+        except OSError as error:
+            raise StorageUnavailable(f"{self._file} can't be made: {error.strerror}") from error
 
 
 _COUNT_TABLES = "SELECT count(*) FROM sqlite_master"

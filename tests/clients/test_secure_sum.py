@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from fl_dp.strategies.rehearsal import meaning_of
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from local_grid import FIRST_NODE
 from numpy.typing import NDArray
@@ -317,6 +319,35 @@ def test_a_policy_that_allows_itself_more_than_at_first_is_refused(
         expected = answer if number == 2 else "answered"
         assert code(federation.train(content, number=number)) == expected
     assert federation.charges() == (3 if answer == "answered" else 2)
+
+
+def test_a_sum_after_one_that_found_no_room_for_a_ledger_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from fl_dp.ledger import store as ledger_store
+
+    connect = ledger_store._connect
+
+    def full(path: Path, *, writable: bool) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(path, writable=writable)
+        connection.execute("PRAGMA max_page_count = 1")
+        return connection
+
+    federation = Federation(tmp_path, **REQUIRED)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_store, "_connect", full)
+        refused = federation.train(number=1)
+    assert code(refused) == "LedgerUnavailable"
+    meaning = meaning_of(refused.error)
+    assert (
+        meaning is not None and meaning.text == "its ledger can't be read or written, see its log"
+    )
+    lines = [record for record in caplog.records if "is full" in record.getMessage()]
+    assert lines and not any(record.exc_info for record in lines)  # one line each
+    assert not any("Traceback" in (record.exc_text or "") for record in caplog.records)
+    assert (tmp_path / "node-0" / "ledger.db").stat().st_size == 0  # it was never made
+    assert code(federation.train(number=2)) == "answered"
+    assert federation.charges() == 1
 
 
 def test_a_price_outlives_a_run_that_was_called_done(tmp_path: Path) -> None:

@@ -8,15 +8,19 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from flat_plans import noised_plan
-from ledger_files import start_python
+from ledger_files import killed_at_statement, start_python
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.clients.node_config import NodeConfig
+from fl_dp.commands.words_of_budget import words_of_budget
+from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger, SpentLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms.events import GaussianEvent
 
@@ -88,6 +92,49 @@ def test_a_full_disk_is_told_apart_from_a_corrupted_ledger(tmp_path: Path) -> No
     assert 0 < spent == known < 399
     assert child.returncode == 0
     assert PrivacyLedger.read(path).rounds_spent == spent + 1  # it goes on where it was
+
+
+def test_whoever_is_killed_while_a_ledger_begins_leaves_a_whole_one_or_none(tmp_path: Path) -> None:
+    account = Account(unit="client", source="north")
+    event, budget = GaussianEvent(noise_multiplier=50.0), PrivacyBudget(epsilon=9.0, delta=1e-5)
+
+    def charge(path: Path) -> None:
+        with NodeLedger.open(path) as ledger:
+            ledger.charge(account, event, budget=budget, what="round 1")
+
+    outcomes = []
+    for number in range(100):
+        path = tmp_path / f"{number}.db"
+        killed = killed_at_statement(number, partial(charge, path))
+        # What a node asks before it charges: the owner's day, its marks, what was spent.
+        assert NodeLedger.day_of_revocation(path) is None
+        assert NodeLedger.marks_of_store(path, "store") is None
+        try:
+            with NodeLedger.read(path) as ledger:
+                outcomes.append(len(ledger.entries))
+        except FileNotFoundError:
+            outcomes.append(0)
+        charge(path)
+        if not killed:
+            break
+    assert sorted(outcomes) == outcomes
+    assert set(outcomes) == {0, 1, 2}  # the power: it was killed at each stage
+
+
+def test_an_empty_file_is_a_ledger_that_was_never_made(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.touch()
+    for kind in (NodeLedger, SpentLedger):
+        with pytest.raises(FileNotFoundError, match=r"no ledger at .*ledger\.db"):
+            kind.read(path)
+    owner = NodeConfig.of({"dp-ledger-path": str(path), "dp-max-epsilon": 4.0})
+    assert words_of_budget(owner) == ["Nothing was spent: all of epsilon 4 is there"]
+    assert not RunFolder(tmp_path).has_ledger
+    assert not RunFolder(tmp_path).write_statement_of_ledger()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE patients (name)")
+    with pytest.raises(LedgerCorrupted):  # a database of something else is not taken for none
+        NodeLedger.read(path)
 
 
 def test_a_database_that_may_not_grow_is_a_full_disk(

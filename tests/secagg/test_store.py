@@ -9,7 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from ledger_files import killed_at_statement
 
+from fl_dp.files import StorageUnavailable
 from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
 from fl_dp.secagg.store import Mark
 
@@ -93,6 +95,40 @@ class TestSQLite:
         assert subprocess.run([sys.executable, "-c", kill], check=False).returncode == 9
         store = SQLiteStore(file)
         assert store.get(1, "key") == b"x" and store.last(1, "sum") == 3
+
+    def test_whoever_is_killed_while_a_store_begins_leaves_one_that_is_completed(
+        self, tmp_path: Path
+    ) -> None:
+        stages = set()
+        for number in range(100):
+            file = tmp_path / f"{number}.db"
+
+            def begin(file: Path = file) -> None:
+                SQLiteStore(file).mark(1, "sum", 3, MARK)
+
+            killed = killed_at_statement(number, begin)
+            store = SQLiteStore(file)
+            before = store.last(1, "sum")
+            store.mark(1, "sum", 4, MARK)
+            assert store.taken.marks == 1 + (before == 3)
+            stages.add(before)
+            if not killed:
+                break
+        assert stages == {0, 3}
+
+    def test_a_full_disk_ends_in_one_line_and_loses_no_mark(self, tmp_path: Path) -> None:
+        store = SQLiteStore(tmp_path / "secagg.db")
+        pages = store._number("PRAGMA page_count")
+        store._database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StorageUnavailable, match=r"secagg\.db .*is full.*Make room") as full:
+            for number in range(1, 1000):
+                store.mark(1, "sum", number, MARK)
+        assert "\n" not in str(full.value)
+        last = store.last(1, "sum")
+        assert 0 < last == store.taken.marks
+        store._database.execute("PRAGMA max_page_count = 1000000")
+        store.mark(1, "sum", last + 1, MARK)  # it goes on where it was
+        assert SQLiteStore(tmp_path / "secagg.db").last(1, "sum") == last + 1
 
     def test_marks_reach_the_disk_before_the_answer(self, tmp_path: Path) -> None:
         store = SQLiteStore(tmp_path / "secagg.db")

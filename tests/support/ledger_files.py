@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -38,6 +40,42 @@ def kill_when_reserved(script: str) -> None:
     assert child.stdout.readline() == "reserved\n"
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def killed_at_statement(number: int, work: Callable[[], object]) -> bool:
+    """Do work in a forked process, killed before its SQLite statement of that number.
+
+    Number 0: as soon as it opens a database.
+
+    Returns:
+        Whether it was killed; False: it was done before.
+    """
+    child = os.fork()
+    if not child:
+        statements, connect = 0, sqlite3.connect
+
+        def count(_: str) -> None:
+            nonlocal statements
+            if statements == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            statements += 1
+
+        def counting(*args: Any, **options: Any) -> sqlite3.Connection:
+            connection: sqlite3.Connection = connect(*args, **options)
+            connection.set_trace_callback(count)
+            if statements == number == 0:
+                count("")
+            return connection
+
+        sqlite3.connect = counting  # type: ignore[assignment]  # in this process alone
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 def race(script: str) -> list[int]:

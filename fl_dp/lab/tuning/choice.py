@@ -54,7 +54,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
     if not tune.pending:
         return settings
     if tune.by == "stopping":
-        spent = "; what was charged for it stays charged" if folder.ledger.exists() else ""
+        spent = "; what was charged for it stays charged" if folder.has_ledger else ""
         raise ValueError(
             "tune.by=stopping makes a random number of trainings, and none of them is continued: "
             f"write `fl-dp tune tune.by=stopping ...`{spent}{_left_over(folder)}"
@@ -67,7 +67,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
 
 def _recorded_choice(folder: RunFolder) -> str | None:
     """An interrupted run's choice, None if it had made none."""
-    if not folder.ledger.exists():
+    if not folder.has_ledger:
         return None
     with folder.read_ledger() as ledger:
         return None if ledger.choice is None else ledger.choice.chosen
@@ -82,7 +82,7 @@ def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> s
     """Choose a candidate; return it once it is in the ledger."""
     check_data(settings)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-    plan = folder.read_plan() if folder.ledger.exists() else make_plan(settings)
+    plan = folder.read_plan() if folder.has_ledger else make_plan(settings)
     witness = folder.witness(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng, witness=witness) as ledger:
         try:
