@@ -31,7 +31,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from fl_dp.user_code import Contained, own_chance
 
-from .clipped_gradients import mapped
 from .plain_items import has_columns, with_tensors
 
 _UNUSABLE = "a record can't be used, and counts as none"
@@ -267,8 +266,7 @@ class RecordBatches(Dataset[list[Batch]]):
             TypeError: The targets are no tensor, or an input is none.
             ValueError: Inputs and targets differ in their number of records.
         """
-        by_default = self._collate is default_collate
-        if by_default and isinstance(items, list):
+        if self._collate is default_collate and isinstance(items, list):
             items = [with_tensors(item, of_table=self._of_table) for item in items]
         batch = self._form.split(self._collate(items))
         if not isinstance(batch[1], Tensor):
@@ -280,8 +278,7 @@ class RecordBatches(Dataset[list[Batch]]):
             raise ValueError(
                 f"a batch has sizes {sorted(sizes)}: let its first dimension be records"
             )
-        # A model may write into its inputs, and a user's collation may return the data set's own.
-        return batch if by_default else mapped(torch.clone, batch)
+        return batch
 
 
 def _is_record_wise(source: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -166,6 +166,8 @@ def test_test_data_of_others_are_taken(of_clients: list[Any], test: Any) -> None
 
 @pytest.mark.parametrize("one", [(X, Y), TENSORS, Subset(ITEMS, range(20)), TABLE])
 def test_of_a_partition_the_rows_that_are_dealt_count(one: Any) -> None:
+    others: Any
+    same: Any
     if isinstance(one, tuple):
         others, same = (X[15:], Y[15:]), (X[14:], Y[14:])
     elif one is TABLE:
@@ -203,7 +205,7 @@ WRONG: dict[str, Wrong] = {
     "no pairs": (lambda: parts_of([Items([torch.zeros(3)])], None), "pairs of a record"),
     "no test": (lambda: parts_of(clients(), None, (X[:0], Y[:0])), "test holds no records"),
     "several splits": (
-        lambda: parts_of(Splits(train=TABLE), 2),
+        lambda: parts_of(cast(Any, Splits(train=TABLE)), 2),
         r"holds several data sets: write one of them, such as data\['train'\]",
     ),
     "columns of another name": (

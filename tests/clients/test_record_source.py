@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
+from hugging_face import Table
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -30,7 +33,7 @@ from torch.utils.data import (
 )
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, check_training
+from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise, check_training
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.record_source import RecordSource
 from fl_dp.ledger.node import Account
@@ -187,7 +190,7 @@ def test_what_would_not_be_used_whole_is_refused_before_a_charge(
 @pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
 def test_a_loader_of_all_its_data_set_is_taken(make: Callable[[], Any]) -> None:
     source = make()
-    rows = source.dataset if isinstance(source, DataLoader) else source
+    rows: Any = source.dataset if isinstance(source, DataLoader) else source
     assert len(RecordSource(source)) == len(rows)
 
 
@@ -219,3 +222,101 @@ def test_what_a_function_returns_is_looked_at_after_the_charge_and_then_only_noi
     sent, _, _ = made.fit(start, {"server-round": 1})
     assert not EVERYTHING.read and any(array.any() for array in sent)
     assert "SubsetRandomSampler would be ignored" in caplog.text
+
+
+class Stored(Dataset[tuple[Tensor, Tensor]]):
+    """Records that are handed out as they are kept."""
+
+    def __init__(self) -> None:
+        self.x, self.y = torch.arange(6.0)[:, None], torch.zeros(6).long()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row], self.y[row]
+
+
+class Shifts(nn.Linear):
+    """A model that writes into what it gets."""
+
+    def forward(self, records: Tensor) -> Tensor:
+        records += 1.0
+        logits: Tensor = super().forward(records)
+        return logits
+
+
+def the_only(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A collation without a copy."""
+    [(x, y)] = records
+    return x[None], y[None]
+
+
+@pytest.mark.parametrize("collate", [None, the_only, RecordWise(the_only)])
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_no_model_writes_into_the_data(collate: Any, at_once: int | None) -> None:
+    records = Stored()
+    loader = DataLoader(records, collate_fn=collate)
+    how = DPSGD(physical_batch_size=at_once)
+    train_with_dp_sgd(Shifts(1, 2), loader, plan=replace(PLAN, steps=3), how=how)
+    assert torch.equal(records.x, torch.arange(6.0)[:, None])
+
+
+# Tables of Hugging Face.
+
+
+def table(rows: int = 8) -> Table:
+    labels = [row % 2 for row in range(rows)]
+    x = [[5.0 * label, -5.0 * label + 1.0] for label in labels]
+    return Table({"x": x, "label": labels, "name": ["someone"] * rows})
+
+
+def as_it_comes(data: Table) -> Table:
+    return data
+
+
+def in_torch(data: Table) -> Table:
+    return data.with_format("torch")
+
+
+def transformed(data: Table) -> Table:
+    return data.with_transform(lambda batch: batch | {"x": list(map(torch.tensor, batch["x"]))})
+
+
+def in_a_loader(data: Table) -> Any:
+    return DataLoader(data, batch_size=4, shuffle=True)  # type: ignore[arg-type]  # a Dataset in all but its class
+
+
+@pytest.mark.parametrize("form", [as_it_comes, in_torch, transformed, in_a_loader])
+@pytest.mark.parametrize("function", [False, True])
+def test_a_table_of_hugging_face_trains_as_its_tensors_do(
+    form: Callable[[Table], Any], function: bool, tmp_path: Path
+) -> None:
+    """With next to no noise: the steps are those of the same records in a `TensorDataset`."""
+    x = torch.tensor(table()["x"])
+    tensors = TensorDataset(x, torch.tensor(table()["label"]))
+    quiet = replace(PLAN, noise_multiplier=1e-6, budget=PrivacyBudget(epsilon=1e18, delta=1e-5))
+    start = [np.zeros((2, 2), np.float32), np.zeros(2, np.float32)]
+
+    def sent(source: Any, ledger: str) -> list[Any]:
+        client = OpacusClient(
+            nn.Linear(2, 2),
+            (lambda: source) if function else source,
+            plan=quiet,
+            ledger=tmp_path / ledger,
+            account=Account(unit="record", source="ward"),
+            dp_sgd=DPSGD(expected_batch_size=8.0),
+        )
+        return client.fit(start, {"server-round": 1})[0]
+
+    expected = sent(tensors, "tensors.db")
+    assert np.abs(expected[0]).max() > 0.01
+    for one, other in zip(sent(form(table()), "table.db"), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_pictures_of_a_table_are_channels_of_numbers(mode: str, channels: int) -> None:
+    pictures = [Image.new(mode, (4, 4), "white") for _ in range(3)]
+    model = nn.Sequential(nn.Conv2d(channels, 2, 4), nn.Flatten())
+    check_training(model, Table({"img": pictures, "label": [0, 1, 0]}))

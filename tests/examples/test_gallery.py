@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, RecordDict
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from hugging_face import Table
 from local_grid import LocalGrid, answer_with_app
 
 from fl_dp import PrivacyLedger
@@ -101,3 +103,26 @@ def test_a_record_moves_the_sum_of_another_framework_s_gradients_by_the_norm_at_
         moved = sum(float(np.square(whole[key] - rest[key]).sum()) for key in whole)
         assert fewer == 89
         assert 0.25 < math.sqrt(moved) <= 0.5 * (1.0 + 1e-6)
+
+
+def test_a_partition_of_flwr_datasets_fits_in_the_place_of_a_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Same rows, same coins, same model to the bit."""
+    module = client("pytorch", monkeypatch)
+    rows = module.load_partition(0, CLIENTS)
+    columns = {"img": [row["img"].tolist() for row in rows], "label": [r["label"] for r in rows]}
+    table = Table(columns).with_transform(
+        lambda batch: batch | {"img": [torch.tensor(img) for img in batch["img"]]}
+    )
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": CLIENTS}, RecordDict(), {})
+
+    def trained(partition: Any) -> list[Any]:
+        monkeypatch.setattr(module, "load_partition", lambda *_: partition)
+        arrays = ArrayRecord(module.make_model().state_dict())
+        message = Message(RecordDict({"arrays": arrays}), dst_node_id=1, message_type="train")
+        torch.manual_seed(1)
+        return list(module.train(message, context).content["arrays"].to_numpy_ndarrays())
+
+    for one, other in zip(trained(rows), trained(table), strict=True):
+        np.testing.assert_array_equal(one, other)
