@@ -59,7 +59,7 @@ from .contributions import ContributionCheck
 from .participations import Participations
 from .private_loop import PrivateLoop
 from .roster import Roster
-from .round_evaluation import RoundEvaluation, releases_of
+from .round_evaluation import evaluation_of, releases_of
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
 from .run_log import log_promise
@@ -187,7 +187,7 @@ class DPFedAvg(RoundStrategy):
             compression=compression,
             roster_may_grow=roster_may_grow,
         )
-        measured = None if evaluation is None else RoundEvaluation(choice=evaluation, plan=plan)
+        measured = evaluation_of(evaluation, plan, strategy)
         super().__init__(strategy, evaluates=measured is not None)
         check = ContributionCheck(plan) if plan.release.contribution_check else None
         options = LoopOptions(
@@ -304,8 +304,7 @@ class DPFedAvg(RoundStrategy):
             if value != defaults[name]:
                 values[name] = value
         plan = plan_of(cls.plan_class, values).calibrated()
-        if evaluation is not None:
-            RoundEvaluation(choice=evaluation, plan=plan)  # or refused before there is a ledger
+        if evaluation_of(evaluation, plan, strategy) is not None:  # refused without a ledger
             options["evaluation"] = evaluation
         opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
         try:

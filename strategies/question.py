@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fl_dp.documents import real_number
+from fl_dp.protocol.failures import take_failure
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.protocol.own_grid import simulates_nodes
@@ -112,18 +113,19 @@ class Question:
     ) -> Iterator[Message]:
         """Yield at most one reply of each asked node; a failed one counts as none.
 
-        An error is logged once per kind, of real nodes in the server's own words.
+        An error is logged once per kind: of real nodes in the server's own words, of simulated ones
+        with their traceback.
         """
         simulated = simulates_nodes(grid)
         for reply in one_of_each(replies, set(nodes), log):
             if not reply.has_error():
                 yield reply
                 continue
-            meaning = meaning_of(reply.error)
-            cause = "" if meaning is None else f" ({meaning.text})"
-            if simulated and meaning is None:
-                cause = f":\n{reply.error.reason}\n"
-            log.warn_once(f"a node failed and contributes zero{cause}")
+            meaning, failed = meaning_of(reply.error), "a node failed and contributes zero"
+            if simulated and (failure := take_failure(reply)) is not None:
+                log.warn_once(f"{failed}:\n{failure.text}\n", kind=failure.kind)
+            else:
+                log.warn_once(failed if meaning is None else f"{failed} ({meaning.text})")
 
     def vectors(
         self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 from fl_dp.accounting import freeze
 from fl_dp.accounting.events import FrozenHistory
@@ -127,6 +128,25 @@ class RoundEvaluation:
             f"after each round, by every {plan.unit} ({weight}): {', '.join(noises)} at least; "
             f"alone epsilon {brief_epsilon(alone)}"
         )
+
+
+def evaluation_of(
+    choice: NoiseChoice | None, plan: Plan, strategy: Strategy | None
+) -> RoundEvaluation | None:
+    """The evaluation of a strategy's rounds, if any.
+
+    Raises:
+        OptionError: The strategy asks nobody, or as `RoundEvaluation`.
+        IncompatibleOptions: As `RoundEvaluation`.
+    """
+    if choice is None:
+        return None
+    if getattr(strategy, "fraction_evaluate", None) == 0.0:
+        raise OptionError(
+            f"evaluation is paid for, and {type(strategy).__name__}(fraction_evaluate=0.0) asks "
+            "nobody: leave fraction_evaluate out, or evaluation"
+        )
+    return RoundEvaluation(choice=choice, plan=plan)
 
 
 def in_words(answer: Answer) -> str:
