@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,12 @@ def trained_names(model: nn.Module) -> tuple[str, ...]:
     """
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     return tuple(name for name in distinct_state(model) if name in trained)
+
+
+def sent_names(model: nn.Module, arrays: Collection[object]) -> tuple[str, ...]:
+    """Names of as many arrays as were sent: what is trained, else the whole of `distinct_state`."""
+    names = trained_names(model)
+    return names if len(arrays) == len(names) else tuple(distinct_state(model))
 
 
 def get_arrays(model: nn.Module, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 
 def set_training_mode(module: nn.Module) -> None:
-    """Put a module in training mode, as its author means it.
+    """Put a module in training mode, as its author means it; see `parts_in_training`."""
+    parts = set(parts_in_training(module))
+    for part in module.modules():
+        part.training = part in parts
 
-    A module that is in training mode already stays as it is: parts that the author put in `eval()`
-    keep their mode, as the BatchNorm of a frozen part does. Of a module in `eval()`, as after a
-    measurement, only parts whose parameters are all frozen keep it.
+
+def parts_in_training(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a module that training puts in training mode, itself included.
+
+    Of a module in training mode these are the parts that are in it already: what the author put in
+    `eval()` keeps its mode, as the BatchNorm of a frozen part does. Of a module in `eval()`, as
+    after a measurement, they are all but those whose parameters are all frozen.
     """
-    if not module.training:
-        _wake(module)
-
-
-def _wake(module: nn.Module) -> None:
+    if module.training:
+        yield from (part for part in module.modules() if part.training)
+        return
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return
-    module.training = True
+    yield module
     for part in module.children():
-        _wake(part)
+        yield from parts_in_training(part)

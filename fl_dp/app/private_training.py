@@ -146,7 +146,6 @@ def node_records(
             grad_sample_mode=_mode(settings, None, form),
             example=_example(form),
         ),
-        trainable_only=settings.model.lora_rank is not None,
     )
 
 

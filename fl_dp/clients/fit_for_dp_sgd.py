@@ -25,8 +25,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fl_dp.model_arrays import distinct_state, set_arrays
+from fl_dp.model_arrays import get_arrays
 from fl_dp.model_arrays import trained_names as trained_names  # an export of this package
+from fl_dp.model_modes import parts_in_training
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -88,11 +89,16 @@ def _let_pickle_find_classes(model: nn.Module) -> None:
 def require_trainable_privately(model: nn.Module) -> None:
     """Check that something is trained, and that no layer has statistics of batches.
 
+    One that stays in `eval()`, as a frozen part does, is a constant.
+
     Raises:
         ValueError: It does not hold; the text names the parts and the way out.
     """
     wrong = []
+    trained = set(parts_in_training(model))
     for name, module in model.named_modules():
+        if module not in trained:
+            continue
         if isinstance(module, _BatchNorm) or (
             isinstance(module, _InstanceNorm) and module.track_running_stats
         ):
@@ -108,33 +114,14 @@ def require_trainable_privately(model: nn.Module) -> None:
         raise ValueError("every parameter of the model is frozen: there is nothing to train")
 
 
-def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[str, ...]:
-    """Names of the arrays that travel, in order; of a tied one the first.
+def exchanged_arrays(model: nn.Module) -> ArrayRecord:
+    """A server's first arrays: what clients train (`trained_names`), and nothing else.
 
-    Args:
-        model: The model as built, before any wrapping.
-        trainable_only: Leave out frozen parameters, and buffers: for fine-tuning where server and
-            clients have the same frozen part, for instance under LoRA.
+    Frozen parameters and buffers don't travel: server and clients build the same model.
     """
-    return trained_names(model) if trainable_only else tuple(distinct_state(model))
-
-
-def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:
-    """A server's first arrays; a client's have the same names."""
-    state = model.state_dict()
-    names = exchanged_names(model, trainable_only=trainable_only)
-    return ArrayRecord({name: Array(_numpy(state[name])) for name in names})
-
-
-def load_exchanged(
-    model: nn.Module, arrays: Sequence[NDArray[Any]], *, trainable_only: bool = False
-) -> None:
-    """Write the server's arrays into the model, all or none.
-
-    Raises:
-        ValueError: Their number, a shape or the kind of a dtype is not the model's.
-    """
-    set_arrays(model, arrays, exchanged_names(model, trainable_only=trainable_only))
+    return ArrayRecord(
+        {name: Array(values) for name, values in get_arrays(model, trained_names(model)).items()}
+    )
 
 
 def trained_arrays(
@@ -143,7 +130,7 @@ def trained_arrays(
     """A client's reply: trained parameters, and all other arrays as they came.
 
     Args:
-        names: See `exchanged_names`.
+        names: See `sent_names`.
         received: Received arrays, in the same order.
         trained: The trained parameters by name, made of noised sums alone.
     """

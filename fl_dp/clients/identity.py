@@ -41,8 +41,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 ArraysFn: TypeAlias = Callable[[Context, Config], "Sequence[NDArray[Any]] | nn.Module"]
 """Returns arrays of the forms that `fit` will return, in its order, made without any data.
 
-Or the PyTorch module that `fit` trains, whose whole state it returns: then the server also learns
-which of the arrays are trained.
+Or the PyTorch module that `fit` trains, of which it returns the whole state or what is trained:
+then the server also learns which arrays are trained.
 """
 
 _PACKAGES = ("flwr", "numpy", "torch", "opacus")
@@ -113,12 +113,12 @@ def _described(
     if not hasattr(answer, "named_parameters"):
         return _forms(answer, model), None
     module = cast("nn.Module", answer)
-    from fl_dp.model_arrays import get_arrays, trained_names  # with torch, as the answer is
+    from fl_dp.model_arrays import get_arrays, sent_names, trained_names  # with torch, as it is
 
-    state, trained = get_arrays(module), set(trained_names(module))
-    forms = _forms(list(state.values()), model)
-    pairs = zip(forms, state, strict=True)  # the message's name and the module's
-    return forms, frozenset(sent for sent, own in pairs if own in trained)
+    own, trained = sent_names(module, model), set(trained_names(module))
+    forms = _forms(list(get_arrays(module, own).values()), model)
+    pairs = zip(forms, own, strict=True)  # the message's name and the module's
+    return forms, frozenset(sent for sent, name in pairs if name in trained)
 
 
 def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -16,12 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.model_arrays import sent_names, set_arrays
 
 from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import (
-    exchanged_arrays,
-    exchanged_names,
-    load_exchanged,
     require_trainable_privately,
 )
 from .module_template import ModuleTemplate
@@ -39,13 +36,11 @@ class NodeRecords:
         loader_fn: Returns the data set, or a loader of all of it; see `RecordSource`.
         dp_sgd: Its loss, keys, mode, example and physical batch size are used. The server chooses
             step and denominator, so optimizer and expected batch size are not.
-        trainable_only: Exchange only parameters that are not frozen.
     """
 
     model_fn: Callable[[Context, Config], nn.Module]
     loader_fn: Callable[[Context, Config], Source]
     dp_sgd: DPSGD = field(default_factory=DPSGD)
-    trainable_only: bool = False
 
     def __post_init__(self) -> None:
         """Validate.
@@ -59,15 +54,15 @@ class NodeRecords:
                 "expected_batch_size and secure_randomness out of dp_sgd"
             )
 
-    def arrays_fn(self, context: Context, config: Config) -> list[NDArray[Any]]:
-        """Arrays of the forms that are summed, made without any data; see `ArraysFn`.
+    def arrays_fn(self, context: Context, config: Config) -> nn.Module:
+        """The module whose trained arrays are summed, made without any data; see `ArraysFn`.
 
         Raises:
             ValueError: The model can't be trained.
         """
         module = self._built(context, config)
         self.dp_sgd.gradients(ModuleTemplate(module), clipping_norm=1.0, rng=SecureRandom())
-        return exchanged_arrays(module, trainable_only=self.trainable_only).to_numpy_ndarrays()
+        return module
 
     def __call__(self, context: Context, config: Config, model: ArrayRecord) -> _Gradients:
         """Return the records at a model.
@@ -77,8 +72,8 @@ class NodeRecords:
                 used whole.
         """
         module = self._built(context, config)
-        load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
-        names = exchanged_names(module, trainable_only=self.trainable_only)
+        names = sent_names(module, model)
+        set_arrays(module, model.to_numpy_ndarrays(), names)
         return _Gradients(
             module,
             RecordSource(self.loader_fn(context, config)),
@@ -90,16 +85,6 @@ class NodeRecords:
         """Build the model, and check it."""
         module = self.model_fn(context, config)
         require_trainable_privately(module)
-        trained = {name for name, value in module.named_parameters() if value.requires_grad}
-        names = exchanged_names(module, trainable_only=self.trainable_only)
-        state = module.state_dict()
-        frozen = [name for name in names if name not in trained]
-        noised = [name for name in frozen if state[name].is_floating_point()]
-        if noised:
-            raise ValueError(
-                f"'{noised[0]}' is no trainable parameter, and would get noise without a gradient: "
-                "write trainable_only=True, for exchanged_arrays at the server too"
-            )
         return module
 
 

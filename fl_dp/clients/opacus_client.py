@@ -15,7 +15,7 @@ another run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -30,14 +30,13 @@ from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetEx
 from fl_dp.ledger import NodeLedger, Witness
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.model_arrays import sent_names, set_arrays, trained_names
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import brief_epsilon
 from fl_dp.user_code import Contained
 
 from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
 from .fit_for_dp_sgd import (
-    exchanged_names,
-    load_exchanged,
     require_trainable_privately,
     trained_arrays,
     trained_parameters,
@@ -84,7 +83,6 @@ class OpacusClient(NumPyClient):
         budget: PrivacyBudget | None = None,
         limit: RunLimit | None = None,
         dp_sgd: DPSGD | None = None,
-        trainable_only: bool = False,
         fingerprint_of: Callable[[DataLoader[Any]], str] | None = None,
         rng: SecureRandom | None = None,
         witness: Witness | None = None,
@@ -104,7 +102,6 @@ class OpacusClient(NumPyClient):
             limit: Limit of this run alone. None: the plan's budget, over all runs without a limit
                 of their own name.
             dp_sgd: How to train; `DPSGD()` by default.
-            trainable_only: Exchange only parameters that are not frozen.
             fingerprint_of: Computes the account's fingerprint once the data were read.
             rng: Source of noise and coins; a fresh secure one by default.
             witness: Compared with the ledger whenever its file or database is opened.
@@ -135,7 +132,6 @@ class OpacusClient(NumPyClient):
         self._budget = budget
         self._limit = limit or RunLimit(run="a run without a name", budget=plan.budget)
         self._how = how
-        self._trainable_only = trainable_only
         self._fingerprint_of = fingerprint_of
         self._rng = rng
         self._witness = witness
@@ -166,7 +162,7 @@ class OpacusClient(NumPyClient):
             plan: As in the constructor.
             unit: Index among the node's privacy units.
             config: The message's config; in a simulation it can name a folder for ledgers.
-            **rest: `dp_sgd`, `trainable_only`, `fingerprint_of` and `rng` of the constructor.
+            **rest: `dp_sgd`, `fingerprint_of` and `rng` of the constructor.
 
         Raises:
             ValueError: As the constructor, or a real node was started without a ledger.
@@ -193,6 +189,20 @@ class OpacusClient(NumPyClient):
             use=node.use(MessageType.TRAIN),
             **rest,
         )
+
+    def require_sent(self, names: Collection[str], config: Mapping[str, Any]) -> None:
+        """Check that a server sends as many arrays as are trained: others would only get noise.
+
+        Raises:
+            ValueError: It does not.
+        """
+        trained = trained_names(self._model)
+        if len(names) != len(trained):
+            raise ValueError(
+                f"the server sends {len(names)} arrays, and this client trains {len(trained)}: "
+                "start from fl_dp.clients.exchanged_arrays(model), so that nothing else is "
+                "released"
+            )
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -237,7 +247,7 @@ class OpacusClient(NumPyClient):
         if mark is not None:
             mark.require_absent()
         # Errors that need no record are raised first, and cost nothing.
-        load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
+        set_arrays(self._model, parameters, sent_names(self._model, parameters))
         participation = PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng)
         with self._opened() as ledger:
             charge = ledger.charge_unread(
@@ -297,7 +307,7 @@ class OpacusClient(NumPyClient):
         """Return `parameters` after the planned steps, without any record."""
         # An error here is the optimizer's, whatever the records are.
         with Contained("no step can be taken; this client contributes nothing"):
-            load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
+            set_arrays(self._model, parameters, sent_names(self._model, parameters))
             train_on_noise(
                 self._model, records=records, plan=self._plan, how=self._how, rng=self._rng
             )
@@ -305,8 +315,7 @@ class OpacusClient(NumPyClient):
         return parameters
 
     def _reply(self, received: NDArrays, trained: Mapping[str, nn.Parameter]) -> NDArrays:
-        names = exchanged_names(self._model, trainable_only=self._trainable_only)
-        return trained_arrays(names, received, trained)
+        return trained_arrays(sent_names(self._model, received), received, trained)
 
     def _opened(self) -> AbstractContextManager[NodeLedger]:
         if isinstance(self._ledger, NodeLedger):

@@ -35,10 +35,11 @@ from fl_dp.clients import (
     private_module,
 )
 from fl_dp.clients.clipped_gradients import ClippedGradients
-from fl_dp.clients.fit_for_dp_sgd import exchanged_names
+from fl_dp.clients.fit_for_dp_sgd import trained_names
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.model_arrays import get_arrays
 from fl_dp.plan import RecordPlan
 
 pytestmark = [
@@ -193,12 +194,21 @@ def test_the_owner_s_budget_wins_over_the_plan_s(client: Client) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_frozen_parameters_and_buffers_go_back_as_they_came(client: Client, mode: str) -> None:
     model = Net()
-    arrays = arrays_of(model)
+    state = get_arrays(model)
+    arrays = list(state.values())
     sent = fit(client(model, dp_sgd=how_in(mode)), arrays)
     assert model.seen == 7  # a forward pass runs on copies
-    for name, one, other in zip(exchanged_names(model), sent, arrays, strict=True):
+    for name, one, other in zip(state, sent, arrays, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert (name in NOT_TRAINED) == np.array_equal(one, other)
+
+
+def test_a_server_that_would_noise_what_is_not_trained_is_refused(client: Client) -> None:
+    model = Net()
+    made = client(model)
+    made.require_sent(list(exchanged_arrays(model)), {})
+    with pytest.raises(ValueError, match=r"start from fl_dp.clients.exchanged_arrays\(model\)"):
+        made.require_sent(list(get_arrays(model)), {})
 
 
 def exhausted(client: Client) -> OpacusClient:
@@ -698,8 +708,8 @@ def test_only_adapters_of_a_lora_model_travel_and_change(client: Client, mode: s
         Named(), peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
     )
     base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
-    arrays = arrays_of(model, trainable_only=True)
-    names = exchanged_names(model, trainable_only=True)
+    arrays = arrays_of(model)
+    names = trained_names(model)
     ids, labels = torch.arange(10).view(2, 5), torch.arange(2)
     assert len(arrays) == 2
     assert all("lora_" in name for name in names)
@@ -711,7 +721,6 @@ def test_only_adapters_of_a_lora_model_travel_and_change(client: Client, mode: s
             dp_sgd=how_in(
                 mode, example=({"input_ids": ids, "attention_mask": torch.ones(2, 5)}, labels)
             ),
-            trainable_only=True,
         ),
         arrays,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
 from owned_clock import OwnedClock
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dp.clients import DPSGD, NodeRecords, exchanged_arrays, numpy_client_app
 from fl_dp.clients.record_sums import inner_norm, sum_of_records
 from fl_dp.mechanisms import GaussianBundle
+from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC
 
@@ -170,10 +171,10 @@ def test_records_can_not_meet_in_a_model_s_buffers() -> None:
             self.seen += features.sum(0).detach()
             return self.inner(features + self.seen)
 
-    sent = exchanged_arrays(Remembers(), trainable_only=True)
+    sent = exchanged_arrays(Remembers())
     sums = []
     for records in (usual(5), usual(5)[1:]):
-        found = found_of(records, Remembers, trainable_only=True)
+        found = found_of(records, Remembers)
         arrays, _ = sum_of_records(ALL, sent, {}, CONTEXT, found)
         sums.append(np.concatenate([each.ravel() for each in arrays.to_numpy_ndarrays()]))
     assert np.linalg.norm(sums[0] - sums[1]) * BUNDLE.updates.grid <= NORM
@@ -185,13 +186,16 @@ def test_frozen_layers_are_left_at_home() -> None:
         model[0].requires_grad_(False)  # type: ignore[index]  # a Sequential
         return model
 
-    found = found_of(usual(3), frozen, trainable_only=True)
-    sent = exchanged_arrays(frozen(), trainable_only=True)
+    found = found_of(usual(3), frozen)
+    sent = exchanged_arrays(frozen())
     arrays, _ = sum_of_records(ALL, sent, {}, CONTEXT, found)
     assert list(arrays) == list(sent) == ["2.weight", "2.bias"]
-    all_of_it, everything = exchanged_arrays(frozen()), replace(found, trainable_only=False)
-    with pytest.raises(ValueError, match=r"'0\.weight' is no .*trainable_only=True"):
-        sum_of_records(ALL, all_of_it, {}, CONTEXT, everything)
+    everything = ArrayRecord({name: Array(values) for name, values in get_arrays(frozen()).items()})
+    with pytest.raises(ValueError, match=r"no gradient of array '0\.weight'"):
+        sum_of_records(ALL, everything, {}, CONTEXT, found)
+    named = replace(ALL, trained=("2.*",))
+    arrays, _ = sum_of_records(named, everything, {}, CONTEXT, found)
+    assert list(arrays) == ["2.weight", "2.bias"]
 
 
 @pytest.mark.parametrize(

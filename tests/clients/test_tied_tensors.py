@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, exchanged_arrays, numpy_client_app
-from fl_dp.clients.fit_for_dp_sgd import exchanged_names
+from fl_dp.clients import (
+    DPSGD,
+    NodeRecords,
+    OpacusClient,
+    exchanged_arrays,
+    numpy_client_app,
+    trained_names,
+)
 from fl_dp.ledger.node import Account
 from fl_dp.model_arrays import distinct_state, get_arrays, set_arrays
 from fl_dp.plan import RecordPlan
@@ -61,9 +67,8 @@ def right(model: nn.Module) -> float:
 def test_a_tied_tensor_travels_once_under_its_first_name() -> None:
     model = built()
     assert tuple(get_arrays(model)) == NAMES
-    for trainable_only in (False, True):
-        assert exchanged_names(model, trainable_only=trainable_only) == NAMES
-        assert tuple(exchanged_arrays(model, trainable_only=trainable_only)) == NAMES
+    assert trained_names(model) == NAMES
+    assert tuple(exchanged_arrays(model)) == NAMES
 
 
 def test_the_second_name_is_filled_from_the_first() -> None:
@@ -169,7 +174,7 @@ def test_records_of_a_node_have_one_gradient_of_a_tied_tensor() -> None:
         loader_fn=lambda context, config: DataLoader(TensorDataset(TEXT, TEXT)),
     )
     context = Context(1, 1, {}, RecordDict(), {})
-    assert len(records.arrays_fn(context, {})) == len(NAMES)
+    assert trained_names(records.arrays_fn(context, {})) == NAMES
     model = ArrayRecord(exchanged_arrays(built()).to_numpy_ndarrays())  # names of another's
     sums, count = records(context, {}, model).clipped_sum(range(len(TEXT)), 1.0)
     assert count == len(TEXT)

@@ -60,7 +60,7 @@ def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") ->
     """Freeze a model and add low-rank updates to its linear layers.
 
     Build it at the server and every node from the same model and seed: A is then equal everywhere
-    and need not travel. Exchange the trained parameters (`OpacusClient(trainable_only=True)`, or
+    and need not travel. Exchange the trained parameters (`exchanged_arrays(model)`, or
     `SharedPart.of(names, None, frozen=...)`).
 
     Args:
