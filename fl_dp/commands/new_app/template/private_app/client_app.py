@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients import NodeUnits, numpy_client_app, trained_names
 from fl_dp.model_arrays import get_arrays, set_arrays
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -26,7 +26,8 @@ class Client(NumPyClient):
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Return what a model becomes by training on this client's records."""
         model = task.build_model()
-        set_arrays(model, parameters)
+        names = trained_names(model)  # what is frozen, and buffers, don't travel
+        set_arrays(model, parameters, names)
         task.train(
             model,
             task.load_client(self.number, int(self.config["num-clients"])),
@@ -34,7 +35,7 @@ class Client(NumPyClient):
             epochs=int(self.config["local-epochs"]),
         )
         # Every client weighs 1: the number of its records stays private.
-        return list(get_arrays(model).values()), 1, {}
+        return list(get_arrays(model, names).values()), 1, {}
 
 
 def num_hosted(context: Context, config: dict[str, Any]) -> int:

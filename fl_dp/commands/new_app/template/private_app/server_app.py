@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fl_dp.clients import exchanged_arrays
+from fl_dp.clients import exchanged_arrays, trained_names
 from fl_dp.model_arrays import set_arrays
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
@@ -65,5 +65,5 @@ def main(grid: Grid, context: Context) -> None:
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     """Measure a released model on public records."""
     model = task.build_model()
-    set_arrays(model, arrays.to_numpy_ndarrays())
+    set_arrays(model, arrays.to_numpy_ndarrays(), trained_names(model))
     return MetricRecord({"accuracy": task.accuracy(model, task.load_public())})
