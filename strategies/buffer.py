@@ -151,6 +151,10 @@ class Buffer:
                 clock.sleep(min(pause, deadline - clock.now()))
                 pause = longer(pause)
 
+    def lifetime(self, timeout: float) -> float:
+        """Seconds for which a request stays open: its answer may miss as many buffers."""
+        return timeout * (self.selection.max_staleness + 1)
+
     def _ask(self, grid: Grid, current: OpenBuffer, timeout: float) -> None:
         """Ask as many units as may be under way."""
         room = self.selection.concurrency - self.under_way
@@ -167,7 +171,7 @@ class Buffer:
             return
         self.ledger.ask(names)  # on disk before anybody hears of it
         self.progress.asked([unit.node for unit in units])
-        lifetime = timeout * (self.selection.max_staleness + 1)
+        lifetime = self.lifetime(timeout)
         deadline = clock.now() + lifetime
         requests = [
             Request(

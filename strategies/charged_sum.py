@@ -64,7 +64,14 @@ def charged_sum(
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
     asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
-    asked.rehearse(grid, nodes, trusts_server=False, window=window, timeout=rehearsal_timeout)
+    asked.rehearse(
+        grid,
+        nodes,
+        trusts_server=False,
+        window=window,
+        timeout=rehearsal_timeout,
+        round_timeout=timeout,
+    )
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events

@@ -92,6 +92,11 @@ class BufferedLoop(PrivateLoop):
         assert isinstance(self._open, OpenBuffer)  # configured just before
         return self._buffer.fill(grid, self._open, timeout=self._timeout)
 
+    @property
+    def _lifetime(self) -> float:
+        """See `RoundLoop._lifetime`."""
+        return self._buffer.lifetime(self._timeout)
+
 
 class DPFedBuff(DPFedAvg):
     """A Flower strategy whose every released model is private, without waiting for slow clients.

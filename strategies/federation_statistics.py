@@ -263,7 +263,12 @@ def _answered(
     question.require_summable(choice, nodes)
     rehearsal_timeout = min(timeout, roster_timeout)
     question.rehearse(
-        grid, nodes, trusts_server=plan.trusts_server, window=window, timeout=rehearsal_timeout
+        grid,
+        nodes,
+        trusts_server=plan.trusts_server,
+        window=window,
+        timeout=rehearsal_timeout,
+        round_timeout=timeout,
     )
     return charged_answer(
         grid, ledger, name, choice, question, nodes=nodes, rng=rng, window=window, timeout=timeout

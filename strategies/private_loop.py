@@ -337,6 +337,7 @@ class PrivateLoop(RoundLoop):
                 trusts_server=self.plan.trusts_server,
                 window=self._window,
                 timeout=min(self._timeout, self._roster.timeout),
+                round_timeout=self._timeout,
             )
         ask = asking(grid, window=self._window, patient=True)
         timeout = patience(grid, min(self._timeout, self._roster.timeout))

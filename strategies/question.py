@@ -81,6 +81,7 @@ class Question:
         trusts_server: bool,
         window: int | None,
         timeout: float,
+        round_timeout: float,
     ) -> None:
         """Ask nodes, before the charge, whether they can and may answer. See `rehearse`.
 
@@ -101,6 +102,7 @@ class Question:
             of_plain_apps={needs} if measures and trusts_server else (),
             window=window,
             timeout=timeout,
+            round_timeout=round_timeout,
         )
 
     def to(self, node: int, content: RecordDict | None = None, *, timeout: float) -> Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -191,6 +192,7 @@ class Answers:
 
     Attributes:
         timeout: Seconds that were waited.
+        round_timeout: Seconds for which a round, or a statistic, will wait.
         simulated: Whether no node is real, so that a failure may be logged whole.
     """
 
@@ -198,6 +200,7 @@ class Answers:
     identities: dict[int, NodeIdentity] = field(default_factory=dict)
     errors: dict[int, Error] = field(default_factory=dict)
     timeout: float = 0.0
+    round_timeout: float = math.inf
     simulated: bool = False
 
     @property
@@ -245,6 +248,7 @@ def rehearse(
     everyone: Callable[[Answers], bool] = lambda answers: False,
     window: int | None,
     timeout: float,
+    round_timeout: float,
 ) -> Answers:
     """Ask nodes who they are, before a training or a question is charged; refuse what can't work.
 
@@ -258,6 +262,7 @@ def rehearse(
         everyone: As for `ask_identities`.
         window: Number of nodes that work at the same time; None leaves it to the grid.
         timeout: Seconds for the answers, which touch no data.
+        round_timeout: Seconds for which a round, or a question, will wait.
 
     Raises:
         RehearsalFailed: If a node can't contribute, or most do not; nothing was charged.
@@ -269,6 +274,7 @@ def rehearse(
         everyone=everyone,
         window=window,
         timeout=timeout,
+        round_timeout=round_timeout,
     )
     require_fit(answers, layout, needs=needs, of_plain_apps=of_plain_apps)
     return answers
@@ -282,6 +288,7 @@ def ask_identities(
     everyone: Callable[[Answers], bool],
     window: int | None,
     timeout: float,
+    round_timeout: float,
 ) -> Answers:
     """Ask nodes who they are, each once, and again if it is silent.
 
@@ -290,7 +297,11 @@ def ask_identities(
     answers or one of these takes no part. Simulated nodes are waited for as by a patient
     `exchange`.
     """
-    answers = Answers(timeout=patience(grid, timeout), simulated=simulates_nodes(grid))
+    answers = Answers(
+        timeout=patience(grid, timeout),
+        round_timeout=patience(grid, round_timeout),
+        simulated=simulates_nodes(grid),
+    )
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
     with _unknown_question_unlogged():
         _ask(grid, first, answers, config=config, window=window)
@@ -300,7 +311,9 @@ def ask_identities(
 
 
 def _some_take_no_part(answers: Answers) -> bool:
-    return any(takes_no_part(identity) for identity in answers.identities.values())
+    return any(
+        takes_no_part(identity, answers.round_timeout) for identity in answers.identities.values()
+    )
 
 
 @contextmanager
@@ -439,8 +452,13 @@ def _require_wire(answers: Answers) -> None:
         )
 
 
-def takes_no_part(identity: NodeIdentity) -> str | None:
+def takes_no_part(identity: NodeIdentity, round_timeout: float) -> str | None:
     """Why a node says that it contributes nothing; None if it does contribute."""
+    if identity.answer_after is not None and identity.answer_after >= round_timeout:
+        return (
+            f"its gate answers after {identity.answer_after:g} s (dp-gate-answer-after), and is "
+            f"waited for {round_timeout:g} s: write a longer timeout"
+        )
     if identity.refuses:
         return "its owner does not allow this training, see its log"
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
@@ -455,7 +473,8 @@ def _require_enough(answers: Answers) -> None:
     """
     reasons: dict[str, list[int]] = {}
     for node, identity in sorted(answers.identities.items()):
-        if (reason := takes_no_part(identity)) is not None:
+        reason = takes_no_part(identity, answers.round_timeout)
+        if reason is not None:
             reasons.setdefault(reason, []).append(node)
     absent = sum(map(len, reasons.values()))
     answered = len(answers.identities) + len(answers.unable)

@@ -383,6 +383,7 @@ class RoundLoop(ABC):
             everyone=self._participations.needs_everyone,
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
+            round_timeout=self._lifetime,
         )
         self._untried = answers.untried
         self._answers = answers
@@ -402,6 +403,11 @@ class RoundLoop(ABC):
             ValueError: As `VectorLayout.of`.
         """
         return VectorLayout.of(model, self._trained)
+
+    @property
+    def _lifetime(self) -> float:
+        """Seconds for which a node's answer to a training message is of use."""
+        return self._timeout
 
     def _needs(self) -> set[Ability]:
         """Abilities that every client's app needs."""

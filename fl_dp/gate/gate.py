@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -144,7 +145,7 @@ class Gate:
             run_config=dict(run.config),  # its digest goes into the masks of a sum
         )
         way = way_of(policy, run)
-        chain = self._chain(asked, way, in_todays_names(handler))
+        chain = self._chain(asked, way, policy, in_todays_names(handler))
         names = older_names([metric.name for metric in policy.keys.evaluation])
         host = GateHost(run.app, self._enforcement_of(way), asked.metadata.message_id)
         with hosted_by(host):
@@ -153,28 +154,35 @@ class Gate:
             return answer  # a server without fl-dp expects no mark
         return mark(answer, self._enforcement_of(way))
 
-    def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
+    def _chain(
+        self, asked: Message, way: Way, policy: GatePolicy, handler: ClientAppCallable
+    ) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
         closed = Chain(_closed, [])
+        if _may_reach_app(asked) and policy.keys.answer_after >= asked.metadata.ttl:
+            return Chain(partial(_too_late, policy.keys.answer_after), [])
         if category == MessageType.TRAIN:
             return way.training(handler)
         if category == MessageType.EVALUATE:
             return way.evaluation(handler) or closed
         if category == MessageType.QUERY:
-            own = {IDENTITY_ACTION: self._introduction(way), **way.queries()}
+            own = {IDENTITY_ACTION: self._introduction(way, policy), **way.queries()}
             if action in own:
                 return Chain(own[action], [node_policy_mod])
         return closed
 
-    def _introduction(self, way: Way) -> ClientAppCallable:
+    def _introduction(self, way: Way, policy: GatePolicy) -> ClientAppCallable:
         """A handler of the identity query: it describes the gate, whatever the app."""
         handler = identity_handler(app=APP, abilities=way.abilities)
 
         def introduce(message: Message, context: Context) -> Message:
             reply = handler(message, context)
             ((key, config),) = reply.content.config_records.items()
-            enforcement = self._enforcement_of(way)
-            identity = replace(NodeIdentity.from_config(config), enforcement=enforcement)
+            identity = replace(
+                NodeIdentity.from_config(config),
+                enforcement=self._enforcement_of(way),
+                answer_after=policy.keys.answer_after,
+            )
             try:
                 way.require_rehearsed(config_of(message))
             except PolicyRefusal as refused:
@@ -196,6 +204,14 @@ def _has_instruction(asked: Message) -> bool:
 def _may_reach_app(asked: Message) -> bool:
     category = asked.metadata.message_type.partition(".")[0]
     return category in (MessageType.TRAIN, MessageType.EVALUATE)
+
+
+def _too_late(answer_after: float, message: Message, context: Context) -> NoReturn:
+    raise PolicyRefusal(
+        f"the server waits for {message.metadata.ttl:g} s, and dp-gate-answer-after is "
+        f"{answer_after:g}: the answer would be charged, and come too late. Lower it, or ask the "
+        "server's operator for a longer time-out"
+    )
 
 
 def _closed(message: Message, context: Context) -> NoReturn:

@@ -85,6 +85,8 @@ class NodeIdentity:
             room, or its owner does not let it tell.
         falls_short: Whether its ledger has room for a round and not for the whole training. False
             also if its owner does not let it tell.
+        answer_after: Seconds from a training message to the answer of its gate. None: no fixed
+            time.
         enforcement: Its promise's enforcement, as it states itself.
         wire: Version of its fl-dp's messages; 0: before versions existed. None: another app.
     """
@@ -100,6 +102,7 @@ class NodeIdentity:
     exhausted: Limit | None = None
     falls_short: bool = False
     abilities: frozenset[Ability] = frozenset()
+    answer_after: float | None = None
     enforcement: Enforcement = Enforcement.APP
     wire: int | None = WIRE
 
@@ -137,6 +140,7 @@ class NodeIdentity:
                 falls_short=about.get("falls_short") is True,
                 exhausted=_limit(about.get("exhausted")),
                 abilities=frozenset(map(Ability, about["abilities"])),
+                answer_after=_seconds(about.get("answer_after")),
                 enforcement=enforcement_named(about.get("enforcement")),
                 wire=wire,
             )
@@ -166,6 +170,10 @@ def _limit(value: object) -> Limit | None:
         if limit == value:
             return limit
     return None
+
+
+def _seconds(value: object) -> float | None:
+    return value if isinstance(value, float) and value > 0.0 else None
 
 
 def _text(value: object) -> str:

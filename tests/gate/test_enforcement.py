@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.open_round import Answered
+from fl_dp.strategies.rehearsal import RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
@@ -38,6 +40,21 @@ SUMS = {
     "dp-gate-noise-multiplier": None,
     "dp-max-epsilon": 1e9,
 }
+
+
+@pytest.mark.parametrize(("timeout", "in_time"), [(30.0, False), (60.0, False), (240.0, True)])
+def test_gates_that_would_answer_too_late_are_told_at_the_rehearsal(
+    tmp_path: Path, timeout: float, in_time: bool
+) -> None:
+    gates = Gates(tmp_path, NODES, **{"dp-gate-clipping-norm": 0.5})
+    initial = ArrayRecord({"w": Array(np.zeros(100))})
+    with PrivacyLedger.open(tmp_path / "server.db", local_plan()) as ledger:
+        strategy = DPFedAvg(plan=ledger.plan, ledger=ledger)
+        late = pytest.raises(RehearsalFailed, match=r"gate answers after 60 s.*longer timeout")
+        with nullcontext() if in_time else late:
+            strategy.start(LocalGrid(gates, NODES), initial, num_rounds=1, timeout=timeout)
+        assert ledger.rounds_spent == in_time
+    assert [here.charges() for here in gates.sites] == [in_time] * NODES
 
 
 def local_plan() -> LocalPlan:

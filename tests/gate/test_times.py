@@ -112,6 +112,20 @@ def test_a_supernode_whose_app_never_comes_back_is_ended_after_the_answer(
     here.gated.receive()
 
 
+@pytest.mark.parametrize(("timeout", "in_time"), [(45.0, False), (60.0, False), (61.0, True)])
+def test_an_answer_that_would_come_too_late_is_refused_and_costs_nothing(
+    site: Any, leaves: list[float], timeout: float, in_time: bool
+) -> None:
+    here = site(adding(1.0))
+    here.server.train(MODEL, timeout=timeout)
+    here.step()
+    here.step()  # which ends what the app has left open
+    [arrived] = here.server.arrived
+    assert arrived.message.has_error() is not in_time
+    assert here.charges() == len(here.seen) == in_time
+    assert leaves == [60.0 if in_time else 0.0]
+
+
 def test_a_refusal_leaves_at_once(site: Any, leaves: list[float]) -> None:
     here = site(adding(1.0))
     here.server.ask("evaluate", {})

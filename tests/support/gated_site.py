@@ -100,19 +100,26 @@ class Server:
         self.objects: dict[str, bytes] = {}
         self.pushed: dict[str, tuple[Message, ObjectTree, float, dict[str, bytes]]] = {}
 
-    def ask(self, kind: str, content: dict[str, Any]) -> str:
-        """Queue a message, and return its id."""
+    def ask(self, kind: str, content: dict[str, Any], *, timeout: float | None = None) -> str:
+        """Queue a message that is waited for as long, and return its id."""
         be_in_a_run(RUN)
-        message = Message(RecordDict(content), dst_node_id=NODE, message_type=kind)
+        message = Message(RecordDict(content), dst_node_id=NODE, message_type=kind, ttl=timeout)
         parts = parts_of(message)
         self.objects |= parts.contents
         self.waiting.append(parts)
         return parts.shell.metadata.message_id
 
-    def train(self, model: dict[str, Any], config: dict[str, Any] | None = None) -> str:
+    def train(
+        self,
+        model: dict[str, Any],
+        config: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
         """Queue a message as FedAvg sends it."""
         arrays = ArrayRecord({name: Array(np.asarray(values)) for name, values in model.items()})
-        return self.ask("train", {"arrays": arrays, "config": ConfigRecord(config or {"lr": 0.1})})
+        content = {"arrays": arrays, "config": ConfigRecord(config or {"lr": 0.1})}
+        return self.ask("train", content, timeout=timeout)
 
     def connection(self) -> Connection:
         return Connection(
