@@ -22,6 +22,12 @@ class Client(NumPyClient):
             line = line - 0.2 * np.array([wrong.mean(), (wrong * self.x).mean()])
         return [line], len(self.x), {}
 
+    def evaluate(self, parameters, config):  # type: ignore[no-untyped-def]  # as above
+        """Measure the mean squared error."""
+        (line,) = parameters
+        wrong = line[0] + line[1] * self.x - self.y
+        return float(np.square(wrong).mean()), len(self.x), {}
+
 
 def client_fn(context: Context) -> Client:
     """Make the client of a node."""

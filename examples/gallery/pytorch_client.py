@@ -30,13 +30,24 @@ def load_partition(partition_id: int, num_partitions: int) -> Any:
     return [{"img": img, "label": label} for img, label in zip(images, labels, strict=True)]
 
 
+def load_data(context: Context) -> Any:
+    """Return the node's rows."""
+    node = context.node_config
+    return load_partition(int(node["partition-id"]), int(node["num-partitions"]))
+
+
+def load_model(message: Message) -> torch.nn.Module:
+    """Return the server's model."""
+    model = make_model()
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    return model
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for one pass over the client's rows from the server's model."""
-    node = context.node_config
-    partition = load_partition(int(node["partition-id"]), int(node["num-partitions"]))
-    model = make_model()
-    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    model = load_model(message)
+    partition = load_data(context)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for batch in DataLoader(partition, batch_size=8, shuffle=True):
         optimizer.zero_grad()
@@ -45,3 +56,19 @@ def train(message: Message, context: Context) -> Message:
     arrays = ArrayRecord(model.state_dict())
     metrics = MetricRecord({"num-examples": len(partition)})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Measure the server's model."""
+    model = load_model(message)
+    partition = load_data(context)
+    loss, correct = 0.0, 0
+    with torch.no_grad():
+        for batch in DataLoader(partition, batch_size=64):
+            scores, labels = model(batch["img"]), batch["label"]
+            loss += torch.nn.functional.cross_entropy(scores, labels, reduction="sum").item()
+            correct += int((scores.argmax(1) == labels).sum())
+    count = len(partition)
+    metrics = {"eval_loss": loss / count, "eval_acc": correct / count, "num-examples": count}
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

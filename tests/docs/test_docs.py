@@ -11,7 +11,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from local_grid import LocalGrid, answer_with_app
 from tables import with_tables
 
@@ -57,6 +60,26 @@ def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("ledger.db", "federation.db"):
         with PrivacyLedger.read(tmp_path / name) as ledger:
             assert [event.kind for event, _ in ledger.history] == ["laplace"]
+    arrays = ArrayRecord([np.zeros(2)])
+    accuracy = guide["train"](LocalGrid(answer_with_app(_plain_app(), 200), 200), arrays)
+    assert accuracy == pytest.approx(0.75, abs=0.3)  # seven deviations of the noise
+
+
+def _plain_app() -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        [array] = message.content.array_records["arrays"].to_numpy_ndarrays()
+        records = {"arrays": ArrayRecord([array + 1.0]), "m": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(records), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"loss": 1.0, "accuracy": 0.75, "num-examples": 9})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
 
 
 def test_the_readme_s_python_runs_and_ends_in_one_line_the_second_time(

@@ -69,7 +69,9 @@ def test_before_its_diff_an_app_is_plain_flower(
     monkeypatch.chdir(tmp_path)
     for diff in DIFFS.values():
         assert "DPFedAvg" not in re.sub(r"^\+.*", "", diff, flags=re.MULTILINE)
-    assert run("sklearn", "+", monkeypatch).sent
+    for name in ("sklearn", "pytorch", "numpy"):
+        grid = run(name, "+", monkeypatch)
+        assert sum(each.metadata.message_type == "evaluate" for each in grid.sent) == 3 * CLIENTS
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,7 +81,9 @@ def test_after_its_diff_an_app_is_private(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(name, "-", monkeypatch)
+    grid = run(name, "-", monkeypatch)
+    evaluated = sum(each.metadata.message_type == "evaluate" for each in grid.sent)
+    assert evaluated == (0 if name in NEEDS else 3 * CLIENTS)
     with PrivacyLedger.read(tmp_path / f"{name}.db") as ledger:
         assert ledger.rounds_committed == 3
         assert math.isclose(ledger.epsilon().best, 8.0, rel_tol=0.02)
