@@ -70,5 +70,7 @@ def evaluate(message: Message, context: Context) -> Message:
             loss += torch.nn.functional.cross_entropy(scores, labels, reduction="sum").item()
             correct += int((scores.argmax(1) == labels).sum())
     count = len(partition)
-    metrics = {"eval_loss": loss / count, "eval_acc": correct / count, "num-examples": count}
-    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    metrics = MetricRecord(
+        {"eval_loss": loss / count, "eval_acc": correct / count, "num-examples": count}
+    )
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)

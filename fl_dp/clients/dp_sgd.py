@@ -98,6 +98,11 @@ class DPSGD(Arguments):
     target_key: str | None = None
     secure_randomness: bool = True
 
+    @property
+    def declared_gradients(self) -> str | None:
+        """The mode, for a node's ledger, if it is right by its author's declaration alone."""
+        return None if self.grad_sample_mode == "vmap" else self.grad_sample_mode
+
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:

@@ -99,11 +99,10 @@ class ModuleTemplate:
         require_own(copied, self._module)
         for name, weight in copied.named_parameters():
             if name in weights and weight is not weights[name]:
-                part = copied.get_submodule(name.rpartition(".")[0])
                 raise ValueError(
-                    f"a copy of '{name}' ({type(part).__name__}) can't be given other weights, so "
-                    "that each step would use the first ones: take the module as it was before "
-                    "torch.jit, and leave a __deepcopy__ of its own out"
+                    f"a copy of the model can't be given other weights for '{name}', so that each "
+                    "step would use the first ones: take the module as it was before torch.jit, "
+                    "and leave a __deepcopy__ of its own out"
                 )
 
     def _weights(self) -> dict[str, Tensor]:

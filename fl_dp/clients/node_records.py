@@ -54,6 +54,11 @@ class NodeRecords:
                 "expected_batch_size and secure_randomness out of dp_sgd"
             )
 
+    @property
+    def declared_gradients(self) -> str | None:
+        """See `DPSGD.declared_gradients`."""
+        return self.dp_sgd.declared_gradients
+
     def arrays_fn(self, context: Context, config: Config) -> nn.Module:
         """The module whose trained arrays are summed, made without any data; see `ArraysFn`.
 

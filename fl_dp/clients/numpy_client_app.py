@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
@@ -174,7 +175,8 @@ def numpy_client_app(
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod, coins_mod]
     # Outside all handlers that read data: an answer to a message with terms leaves masked only.
-    summed: list[Mod] = [*owners, secure_sum_mod]
+    declared = getattr(records, "declared_gradients", None)  # `NodeRecords` has it, too
+    summed: list[Mod] = [*owners, partial(secure_sum_mod, declared_gradients=declared)]
     app.train()(guarded(train, [*summed, *noised]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))

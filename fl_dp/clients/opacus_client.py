@@ -259,6 +259,7 @@ class OpacusClient(NumPyClient):
                 what=f"round {config.get('server-round', 'unknown')!s}",
                 neighboring_relation=plan.neighboring_relation,
                 use=self._use,
+                declared_gradients=self._how.declared_gradients,
             )
             # From here on records are read: whatever happens, a reply has noise.
             with Contained("training failed; this client sends noise around the model"):

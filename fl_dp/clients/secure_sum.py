@@ -63,7 +63,13 @@ _LATE = "late"  # key of a Flower run that gets nothing more, unless its value i
 _BEGUN, _FAILED, _ENDED = b"begun", b"once", b""
 
 
-def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def secure_sum_mod(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    *,
+    declared_gradients: str | None = None,
+) -> Message:
     """Answer a message that has the terms of a secure sum with masked, noised values.
 
     `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
@@ -85,6 +91,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     With secret coins the answer leaves at `reply_after`, and work has its own process, forked
     before any key is read. A unit that overruns its slot contributes zero, alone. If marks and
     ledger take until the first slot, this sum gets the noise around zero, and no more.
+
+    `declared_gradients` is for the node's ledger; see `ChargeTerms`.
 
     Raises:
         Refused: The terms are not what the node was sent, contradict themselves, are less than its
@@ -131,7 +139,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         part = node.begin(text, content=content, purpose=kind)
         share = terms.share
         steps: NDArray[np.int64] | None = None
-        paid = _paid(terms, share, node, summed.price, message, context)
+        paid = _paid(terms, share, node, summed.price, message, context, declared_gradients)
         marked = real and paid
         if marked:
             node.store.put(None, silent, _BEGUN)
@@ -218,6 +226,7 @@ def _paid(
     asked: SumInstruction,
     message: Message,
     context: Context,
+    declared_gradients: str | None,
 ) -> bool:
     """Charge a sum, and tell whether it could be paid; if not, the node adds noise alone.
 
@@ -228,7 +237,8 @@ def _paid(
     try:
         _require_promised(terms, node, asked)
         multiplier = _multiplier_of(terms, share, assumed, context)
-        _charge(terms, multiplier, node.largest(terms), asked, message, context)
+        most = node.largest(terms)
+        _charge(terms, multiplier, most, asked, message, context, declared_gradients)
     except PrivacyBudgetExhausted as exhausted:
         logger.info("%s; the sum gets the noise around zero", exhausted)
         return False
@@ -269,6 +279,7 @@ def _charge(
     asked: SumInstruction,
     message: Message,
     context: Context,
+    declared_gradients: str | None,
 ) -> None:
     """Write the sum to the node's ledger, if it has one, before anything is computed.
 
@@ -314,6 +325,7 @@ def _charge(
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),
+            declared_gradients=declared_gradients,
         )
 
 

@@ -167,6 +167,7 @@ class UseOfData:
         use: None where the charge does not say.
         unit: `record` or `client`.
         source: Name of the data.
+        declared_gradients: `hooks` or `ghost`; see `ChargeTerms`.
         releases: Each kind of release, with its count.
     """
 
@@ -175,6 +176,7 @@ class UseOfData:
     source: str
     first_day: str
     last_day: str
+    declared_gradients: str | None = None
     charges: int = 0
     releases: Counter[PrivacyEvent] = field(default_factory=Counter)
 
@@ -217,7 +219,11 @@ class Marks:
 
 
 class ChargeTerms(TypedDict, total=False):
-    """Keywords of a charge, besides account and event."""
+    """Keywords of a charge, besides account and event.
+
+    `declared_gradients` is the way by which a client computes gradients of single records only if
+    every layer's rows are records, as its author declares. None: it needs no declaration.
+    """
 
     budget: Required[PrivacyBudget | None]
     what: Required[str]
@@ -225,6 +231,7 @@ class ChargeTerms(TypedDict, total=False):
     count: int
     neighboring_relation: NeighboringRelation
     use: Use | None
+    declared_gradients: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,7 +631,7 @@ class NodeLedger(ChainedLedger):
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
         self._messages: set[str] = set()  # ids of messages that were charged or relied upon
-        self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
+        self._uses: dict[tuple[Use | None, str, str, str | None], UseOfData] = {}
         self._reliances: dict[tuple[Use, str], Reliance] = {}
 
     @classmethod
@@ -889,6 +896,7 @@ class NodeLedger(ChainedLedger):
         count: int = 1,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
         use: Use | None = None,
+        declared_gradients: str | None = None,
     ) -> int:
         require_printable(what)
         if count < 1:
@@ -932,6 +940,8 @@ class NodeLedger(ChainedLedger):
                 fields["unread"] = True
             if use is not None:
                 fields["use"] = use.to_fields()
+            if declared_gradients is not None:
+                fields["declared_gradients"] = declared_gradients
             return self._append(connection, fields).sequence
 
     def _require_new(self, use: Use | None) -> None:
@@ -1012,10 +1022,18 @@ class NodeLedger(ChainedLedger):
         self._note_message(use)
         day = str(fields.get("day", "unknown"))
         require_printable(day)
+        declared = fields.get("declared_gradients")
+        if declared is not None:
+            require_printable(declared)
         summary = self._uses.setdefault(
-            (use, account.unit, account.source),
+            (use, account.unit, account.source, declared),
             UseOfData(
-                use=use, unit=account.unit, source=account.source, first_day=day, last_day=day
+                use=use,
+                unit=account.unit,
+                source=account.source,
+                first_day=day,
+                last_day=day,
+                declared_gradients=declared,
             ),
         )
         summary.first_day = min(summary.first_day, day)

@@ -77,6 +77,12 @@ ITEMS_OF_SEVERAL_RECORDS = (
     "something from one record to the next outside of its model"
 )
 """Not covered by any promise to single records: no check sees how an item is made."""
+ROWS_THAT_ARE_NO_RECORDS = (
+    "records of a model whose layers have other rows than records, where a client's app computes "
+    "gradients by `hooks` or `ghost`: that rows are records is its author's declaration, checked "
+    "on made-up records alone. The node's ledger names the mode"
+)
+"""Not covered by any promise to single records, as no server sees which mode an app has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         "best of many": any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history),
         "so far": promised != spent,
         "items": plan.hosting.of_records,
+        "rows": plan.hosting.of_records,
     }
     enforcement = _enforcement(ledger)
     not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))

@@ -67,6 +67,7 @@ def record_statement(
         "app": not named,
         "generator": not secure_randomness,
         "rows": declared_gradients is not None,
+        "rows of an app": declared_gradients is None,
         "figure": second.above_ours,
     }
     slots = {"rows": declared_gradients, "figure": figure_of(second)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.plan.plan import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
+from fl_dp.plan.plan import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS, ROWS_THAT_ARE_NO_RECORDS
 
 UNITS = {
     "client": "one client's whole contribution over the whole training",
@@ -119,6 +119,7 @@ NOT_COVERED_OF_CLIENTS = {
         "or another framework owns, and apps in Flower's own workers without `coins_mod`"
     ),
     "items": ITEMS_OF_SEVERAL_RECORDS,
+    "rows": ROWS_THAT_ARE_NO_RECORDS,
 }
 """What no promise to clients covers, the gravest first; code leaves out those that do not hold."""
 
@@ -151,6 +152,7 @@ NOT_COVERED_OF_RECORDS = {
     ),
     "software": "a client's own software, if it is not the one that was agreed on",
     "items": ITEMS_OF_SEVERAL_RECORDS,
+    "rows of an app": ROWS_THAT_ARE_NO_RECORDS,
     "app": ANOTHER_APP,
 }
 """The same of the promise to records inside clients."""

@@ -18,6 +18,20 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from laws import ALARM
+from moved_sums import (
+    CLASSES,
+    IDS,
+    IMAGES,
+    VECTORS,
+    WIDTH,
+    WORDS,
+    Summed,
+    T,
+    data,
+    head,
+    largest_move,
+    summed_by,
+)
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from scipy import stats
@@ -58,7 +72,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
 ]
 
-T, WORDS, CLASSES, WIDTH = 4, 50, 5, 8
 SIZES = (1, T - 1, T, T + 1)
 
 
@@ -78,10 +91,6 @@ class Made(nn.Module):
 
 def table(**options: Any) -> nn.Embedding:
     return nn.Embedding(WORDS, WIDTH, **options)
-
-
-def head(width: int = WIDTH) -> nn.Linear:
-    return nn.Linear(width, CLASSES)
 
 
 def copies(s: Any, x: Tensor) -> Any:
@@ -169,7 +178,6 @@ def encoder(**options: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, **options)
 
 
-VECTORS, IDS, IMAGES = "vectors", "ids", "images"
 Build = Callable[[], nn.Module]
 ROWS: dict[str, tuple[str, Build]] = {
     "16 copies": (VECTORS, lambda: Made(copies, a=head(T))),
@@ -375,15 +383,6 @@ class Counting(nn.Module):
         return logits
 
 
-def data(kind: str, count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    if kind == IDS:
-        return torch.randint(0, WORDS, (count, T), generator=generator), labels
-    shape = (T,) if kind == VECTORS else (3, 4, 4)
-    return torch.randn(count, *shape, generator=generator), labels
-
-
 def built(build: Build) -> nn.Module:
     torch.manual_seed(0)
     return build()
@@ -394,26 +393,6 @@ def way_of(mode: str, template: ModuleTemplate, kind: str) -> Gradients:
     if mode == "one by one":
         return SingleRecords(template, loss, one_by_one=True)
     return gradients_of(template, loss, mode=mode, example=data(kind, 3, seed=2))
-
-
-Summed = Callable[[Tensor, Tensor], Tensor]
-
-
-def summed_by(template: ModuleTemplate, way: Gradients, norm: float) -> Summed:
-    def summed(x: Tensor, y: Tensor) -> Tensor:
-        total = ClippedGradients(template, way, clipping_norm=norm, at_once=None)
-        total.add(x, y)
-        assert total.records == len(y)
-        return torch.cat([each.flatten() for each in total.totals])
-
-    return summed
-
-
-def largest_move(summed: Summed, x: Tensor, y: Tensor, norm: float) -> float:
-    """Return how far the first, the middle or the last record moves a sum, in clipping norms."""
-    whole = summed(x, y)
-    others = [torch.arange(len(y)) != out for out in {0, len(y) // 2, len(y) - 1}]
-    return max(float((whole - summed(x[rows], y[rows])).norm()) / norm for rows in others)
 
 
 @pytest.mark.parametrize("mode", ["vmap", "one by one", "hooks", "ghost"])

@@ -87,6 +87,7 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
             {
                 **origin,
                 "unit": use.unit,
+                "declared_gradients": use.declared_gradients,
                 "data": use.source,
                 "first_day": use.first_day,
                 "last_day": use.last_day,
@@ -140,6 +141,8 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
         if use.use is not None:
             run, app = str(use.use.run), _app(use.use)
             purpose = _PURPOSES.get(use.use.purpose, use.use.purpose)
+        if use.declared_gradients is not None:
+            purpose += f" ({use.declared_gradients}: its author declares that rows are records)"
         days = " to ".join(sorted({use.first_day, use.last_day}))
         uses.append((run, app, purpose, use.source, use.unit, days, str(use.charges)))
     accounts = []
