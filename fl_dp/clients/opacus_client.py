@@ -43,6 +43,7 @@ from .fit_for_dp_sgd import (
 )
 from .node_privacy import NodePrivacy, in_simulation
 from .record_source import Source, record_source_fn
+from .record_workers import require_workers
 from .unfinished_participation import RunIsOver, UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -126,6 +127,7 @@ class OpacusClient(NumPyClient):
             raise ValueError(f"DP-SGD protects records, but the account is of a {account.unit}")
         self._model = model
         self._source_fn = record_source_fn(loader)
+        self._loader = loader if isinstance(loader, DataLoader) else None
         self._plan = plan
         self._ledger = ledger
         self._account = account
@@ -249,6 +251,8 @@ class OpacusClient(NumPyClient):
         # Errors that need no record are raised first, and cost nothing.
         set_arrays(self._model, parameters, sent_names(self._model, parameters))
         participation = PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng)
+        if self._loader is not None:
+            require_workers(self._loader)
         with self._opened() as ledger:
             charge = ledger.charge_unread(
                 self._account,

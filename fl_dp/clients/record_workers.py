@@ -3,6 +3,10 @@
 A `DataLoader` gives up with the first worker that dies: the record it was reading would decide
 about all others. Here that batch's records are read again one by one. A record that ends its
 worker again, or exceeds the loader's `timeout`, has no batch; a new worker reads the next one.
+
+Workers that can't start (a lambda or a lock that can't be sent to them) are found by
+`require_workers` before a charge, as far as no record decides it. After one, this process reads
+instead: what one record holds must not end the training of all others.
 """
 
 from __future__ import annotations
@@ -14,16 +18,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from fl_dp import clock
+from fl_dp.user_code import Contained
 
-from .record_batches import Batch, RecordBatches, joined_alike
+from .record_batches import Batch, BatchForm, RecordBatches, joined_alike
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+_USUAL = ("__reduce_ex__", "__reduce__", "__getstate__")
+"""Methods of `object` that copy an object without a look at what it holds."""
 
 _ORPHAN = 5.0  # seconds between two looks at whether the parent is still alive
 
@@ -40,11 +49,19 @@ def batches_of_workers(
     Its `timeout`, if any, is for a sample, then each of its records; slower ones count as none.
 
     Raises:
-        RuntimeError: A worker ends before it has read anything.
+        RuntimeError: A worker's successor can't start.
     """
     readers = [_RecordReader(records, loader, number) for number in range(loader.num_workers)]
     reading: deque[tuple[_RecordReader, list[int]]] = deque()
     try:
+        with Contained("no worker of the loader can start: this process reads") as attempt:
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.wait()
+        if attempt.failure is not None:
+            yield from map(records.__getitems__, samples)
+            return
         for rows in samples:
             batches = None
             if len(reading) < len(readers):
@@ -63,6 +80,53 @@ def batches_of_workers(
             reader.end()
 
 
+def require_workers(loader: DataLoader[Any]) -> None:
+    """Check that a loader's workers can start, without a record.
+
+    Of the data set its class is tried, and attributes that are code or can't be copied as such.
+
+    Raises:
+        ValueError: They can't; the text says what to write instead.
+    """
+    if not loader.num_workers:
+        return
+    context: Any = loader.multiprocessing_context or torch.multiprocessing
+    reader = _RecordReader(RecordBatches([], loader.collate_fn, BatchForm()), loader, 0)
+    try:
+        if context.get_start_method() != "fork":
+            for part in _code_of(loader.dataset):
+                ForkingPickler.dumps(part)
+        reader.start()
+        reader.wait()
+    except Exception as error:
+        raise ValueError(
+            f"no worker of the loader can start ({error}): let collate_fn, worker_init_fn, and the "
+            "data set's class and its functions stand at the top of a module, without a lock or an "
+            "open file, or write num_workers=0"
+        ) from error
+    finally:
+        reader.end()
+
+
+def _code_of(dataset: Any) -> Iterator[Any]:
+    """Yield what of a data set can be sent or not whatever its records are.
+
+    Raises:
+        TypeError: An attribute's type can't be sent.
+    """
+    yield type(dataset)
+    for value in getattr(dataset, "__dict__", {}).values():
+        if isinstance(value, Dataset):
+            yield from _code_of(value)
+        elif callable(value):
+            yield value
+        elif all(
+            getattr(type(value), name, None) is getattr(object, name, None) for name in _USUAL
+        ):
+            value.__reduce_ex__(4)  # without what it holds; raises for locks and open files
+            yield type(value)
+
+
 class _RecordReader:
     """One worker at a time: if it ends, a new one reads the next rows."""
 
@@ -75,7 +139,7 @@ class _RecordReader:
     def begin(self, rows: list[int]) -> None:
         """Make a worker read."""
         if self._process is None:
-            self._start()
+            self.start()
         assert self._connection is not None  # it was made with the process
         try:
             self._connection.send(rows)
@@ -108,7 +172,12 @@ class _RecordReader:
         self._process = None
         self._started = False
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start a worker.
+
+        Raises:
+            Exception: Any error of what it is sent, as a type that can't be.
+        """
         context: Any = self._loader.multiprocessing_context or torch.multiprocessing
         self._connection, theirs = context.Pipe()
         worker = (self._number, self._loader.worker_init_fn, os.getpid())
@@ -117,22 +186,34 @@ class _RecordReader:
         )
         try:
             self._process.start()
+        except Exception:
+            self._process = None
+            raise
         finally:
             theirs.close()  # so that the worker's end is the end of the connection
+
+    def wait(self) -> None:
+        """Wait until the worker has reported its start, without a limit: it reads nothing before.
+
+        Raises:
+            RuntimeError: It ends before.
+        """
+        assert self._connection is not None  # it was made with the process
+        try:
+            self._connection.recv()
+        except (EOFError, OSError):
+            self.end()
+            raise RuntimeError(
+                "a worker of the loader ended before it could read: see its worker_init_fn"
+            ) from None
+        self._started = True
 
     def _received(self) -> list[Batch] | None:
         """The worker's batches; None if it has ended, or was too slow."""
         connection, limit = self._connection, self._loader.timeout or None
         assert connection is not None  # something was begun
         if not self._started:
-            try:
-                connection.recv()  # without a limit, as no record is read before it
-            except (EOFError, OSError):
-                self.end()
-                raise RuntimeError(
-                    "a worker of the loader ended before it could read: see its worker_init_fn"
-                ) from None
-            self._started = True
+            self.wait()
         try:
             # The worker ends after twice the time. The time that the worker took decides about a
             # record, whenever the parent reads the answer.
