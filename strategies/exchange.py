@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from fl_dp import clock
 from fl_dp.protocol.flower_compat import is_simulation
-from fl_dp.protocol.own_grid import simulates_nodes
+from fl_dp.protocol.own_grid import OwnGrid, simulates_nodes
 
 from .run_log import RunLog
 
@@ -82,7 +82,8 @@ def exchange(
         messages: Taken one at a time. Each has its own time to live; one that ends with `timeout`
             keeps slow nodes from working for nothing.
         window: Most messages without a reply; None stands for `default_window`.
-        timeout: Seconds after which missing replies are given up.
+        timeout: Seconds after which missing replies are given up. Where nodes answer in turn, each
+            has that time.
         remind: Called after each third of `timeout` for messages to send again; a reply to any of
             the messages counts.
         patient: Whether to wait for simulated nodes as long as `patience` says, anew after each
@@ -90,6 +91,8 @@ def exchange(
     """
     window = default_window(grid) if window is None else window
     unhurried = patient and simulates_nodes(grid)
+    # One that takes long must not decide whether those after it are asked.
+    in_turn = isinstance(grid, OwnGrid) and grid.answers_in_turn
     if unhurried:
         timeout, messages = patience(grid, timeout), map(_lasting, messages)
     deadline = clock.now() + timeout
@@ -119,7 +122,7 @@ def exchange(
             )
             if replies:
                 idle = False
-                if unhurried:
+                if unhurried or in_turn:
                     deadline = clock.now() + timeout
                 # The next are sent before these are handed over: no node waits for our arithmetic.
                 _top_up(grid, unsent, under_way, window)

@@ -12,6 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from fl_dp import clock
 from fl_dp.clients.coins import coins_mod
 from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.protocol.failures import Failure, reason_in_full
@@ -25,8 +26,11 @@ _FIRST_NODE = 1  # 0 is the server's own id
 class InProcessGrid(OwnGrid):
     """Nodes 1, 2, ..., each with its own context for the grid's lifetime.
 
-    Messages are copied, as between processes: no node reaches the server's arrays.
+    Messages are copied, as between processes: no node reaches the server's arrays. A node that
+    takes longer than its message lives has answered too late; it costs no other node any time.
     """
+
+    answers_in_turn = True
 
     def __init__(
         self,
@@ -109,7 +113,15 @@ class InProcessGrid(OwnGrid):
         return [reply for message_id in ids for reply in self.replies_to([message_id])]
 
     def _answer(self, message: Message) -> Message:
-        return answer_of(self._app, message, self._contexts[message.metadata.dst_node_id])
+        return answer_of(self._in_time, message, self._contexts[message.metadata.dst_node_id])
+
+    def _in_time(self, message: Message, context: Context) -> Message:
+        began = clock.now()
+        reply = self._app(message, context)
+        taken, lifetime = clock.now() - began, message.metadata.ttl
+        if taken > lifetime:
+            raise TimeoutError(f"the client took {taken:.3g} s and had {lifetime:.3g} s (timeout)")
+        return reply
 
 
 def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:

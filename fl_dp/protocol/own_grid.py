@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,7 +13,13 @@ from .flower_compat import is_simulation
 
 
 class OwnGrid(Grid):
-    """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
+    """A grid of simulated nodes and of one run, for Flower before and from 1.43 on.
+
+    Attributes:
+        answers_in_turn: Whether nodes answer one after the other: each has its own time to answer.
+    """
+
+    answers_in_turn: ClassVar[bool] = False
 
     def host(self, num_nodes: int) -> None:
         """Learn how many nodes a plan declares. A grid with given nodes ignores it."""

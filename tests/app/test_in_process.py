@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fl_dp.strategies.exchange import exchange
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from owned_clock import OwnedClock
 
 from fl_dp.app.in_process import InProcessGrid
 
@@ -76,3 +78,25 @@ def test_a_grid_that_was_told_its_nodes_keeps_them_whatever_a_plan_declares() ->
     one = grid()
     one.host(50)
     assert len(list(one.get_node_ids())) == 3
+
+
+def test_a_client_that_sleeps_costs_those_after_it_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own answer comes too late, and every other one is asked for and used."""
+    clock = OwnedClock()
+    clock.put_in_place(monkeypatch)
+
+    def answer(message: Message, context: Context) -> Message:
+        clock.sleep(60.0 if context.node_config["place"] == 0 else 4.0)
+        return Message(message.content, reply_to=message)
+
+    one = InProcessGrid(answer, [{"place": place} for place in range(5)])
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1))})})
+    messages = [
+        Message(content, message_type="train", dst_node_id=node, ttl=5.0)
+        for node in one.get_node_ids()
+    ]
+    replies = list(exchange(one, messages, window=None, timeout=5.0))
+    assert [reply.has_error() for reply in replies] == [True, False, False, False, False]
+    assert "took 60 s and had 5 s" in str(replies[0].error.reason)

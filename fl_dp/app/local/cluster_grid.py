@@ -101,6 +101,8 @@ class Worker:
 class ClusterGrid(InProcessGrid):
     """Nodes whose messages wait for a free worker of the cluster."""
 
+    answers_in_turn = False
+
     def __init__(
         self,
         node_configs: Sequence[Mapping[str, Any]],

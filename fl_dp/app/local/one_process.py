@@ -2,8 +2,8 @@
 
 The app's `ServerApp` and `ClientApp` run there, on a grid that passes messages in memory. With
 `simulation.ray_address` that process is only the server, and a Ray cluster answers for nodes.
-Flower's engine starts six processes and Ray before the first round; this one starts one. Nodes not
-asked before `round_timeout` are not asked any more.
+Flower's engine starts six processes and Ray before the first round; this one starts one. Each node
+has `round_timeout` for its own answer.
 """
 
 from __future__ import annotations
