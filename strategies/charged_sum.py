@@ -23,6 +23,7 @@ from fl_dp.updates import RefusedUpdate
 from .exchange import Ask, asking
 from .modes.node_budget import price_of_a_sum
 from .question import Question
+from .rehearsal import require_gates_at_all_or_none
 from .roster import RosterTooLarge
 from .run_log import RunLog
 from .secure import OneSum, SecureSums, Summed
@@ -64,7 +65,7 @@ def charged_sum(
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
     asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
-    asked.rehearse(
+    answers = asked.rehearse(
         grid,
         nodes,
         trusts_server=False,
@@ -72,6 +73,7 @@ def charged_sum(
         timeout=rehearsal_timeout,
         round_timeout=timeout,
     )
+    require_gates_at_all_or_none(answers)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events

@@ -47,7 +47,7 @@ from .modes import Mode, Released, RoundFailed
 from .modes.ways import Opened, way_of
 from .open_round import Answered, RoundDraft
 from .question import Question
-from .rehearsal import RehearsalFailed
+from .rehearsal import RehearsalFailed, require_gates_at_all_or_none
 from .roster import Unit, nodes_of
 from .round_evaluation import RoundEvaluation, in_words
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
@@ -322,6 +322,8 @@ class PrivateLoop(RoundLoop):
         if noise.warning is not None:
             self._log.warn_once(noise.warning)
         super()._rehearse(grid, nodes, model, config)
+        if self._way.sums is not None:
+            require_gates_at_all_or_none(self._answers)
         enforcement = self._answers.enforcement(nodes)
         if not self.plan.trusts_server and enforcement is not Enforcement.APP:
             logger.info(

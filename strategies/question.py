@@ -16,7 +16,7 @@ from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 
 from .exchange import one_of_each
-from .rehearsal import meaning_of, rehearse
+from .rehearsal import Answers, meaning_of, rehearse
 from .run_log import RunLog
 
 CONFIG = "config"
@@ -82,7 +82,7 @@ class Question:
         window: int | None,
         timeout: float,
         round_timeout: float,
-    ) -> None:
+    ) -> Answers:
         """Ask nodes, before the charge, whether they can and may answer. See `rehearse`.
 
         A plain Flower app evaluates in the clear: that will do where clients trust the server.
@@ -94,7 +94,7 @@ class Question:
         needs = Ability.STATISTICS
         if measures or isinstance(self.query, ScoreHistograms):
             needs = Ability.EVALUATION
-        rehearse(
+        return rehearse(
             grid,
             nodes,
             config=self.config,

@@ -464,6 +464,26 @@ def takes_no_part(identity: NodeIdentity, round_timeout: float) -> str | None:
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
 
 
+def require_gates_at_all_or_none(answers: Answers) -> None:
+    """Check that the nodes of a secure sum are all behind gates, or none.
+
+    Only a gate computes its app's hash, which goes into the masks: with another node they don't
+    cancel.
+
+    Raises:
+        RehearsalFailed: Some have no gate; nothing was charged.
+    """
+    identities = answers.identities
+    gated = {node for node in identities if identities[node].enforcement is not Enforcement.APP}
+    others = sorted(identities.keys() - gated)
+    if gated and others:
+        raise RehearsalFailed(
+            f"{_listed(answers, others)}: there is no gate here, and {len(gated)} nodes of the sum "
+            "have one, which adds up what one app's bundle trains: put a gate at each node or at "
+            "none; nothing was charged"
+        )
+
+
 def _require_enough(answers: Answers) -> None:
     """Name nodes that take no part, or pay for a part of it, as far as owners let them tell.
 

@@ -30,6 +30,13 @@ class ModHost:
         """The message's app; None if that can't be seen."""
         return running_app()
 
+    def bundle_hash(self) -> str | None:
+        """SHA-256 of the message's app bundle, as this host has computed it.
+
+        None: the host is the app itself, which could say what it likes.
+        """
+        return None
+
     def enforcement(self) -> Enforcement | None:
         """The enforcement of the charge; None: the app itself."""
         return None

@@ -31,14 +31,15 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
-    run_config_digest,
     signature_to_content,
     text_of,
     text_to_content,
+    told_digest,
 )
 from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import MOST_ENTRIES
 
+from .mod_host import present_host
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 
@@ -75,7 +76,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 roster=roster,
                 least_sum=owner.secagg_min_sum,
                 colluding=colluding,
-                shared_context=run_config_digest(context.run_config),
+                shared_context=told_digest(context.run_config, present_host().bundle_hash()),
             )
             yield node
     finally:

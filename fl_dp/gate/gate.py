@@ -52,6 +52,10 @@ class GateHost(ModHost):
         """The app, with all digits of its bundle's hash."""
         return self._app
 
+    def bundle_hash(self) -> str:
+        """All digits of the hash that the gate has computed."""
+        return self._app.fab_hash
+
     def enforcement(self) -> Enforcement:
         """The charge's enforcement."""
         return self._enforcement

@@ -70,9 +70,13 @@ def content_digest(content: RecordDict) -> str:
     return digest("content", *parts).hex()
 
 
-def run_config_digest(run_config: Mapping[str, Any]) -> bytes:
-    """Digest of a run's configuration, which reaches a node besides its messages."""
-    return digest("told", *_of_values(run_config))
+def told_digest(run_config: Mapping[str, Any], bundle_hash: str | None) -> bytes:
+    """Digest of what reaches a node besides messages: a run's configuration and its app.
+
+    `bundle_hash` is None where nothing but the app itself could tell.
+    """
+    app = [] if bundle_hash is None else [b"bundle", bundle_hash.encode()]
+    return digest("told", *_of_values(run_config), *app)
 
 
 def _of_arrays(record: ArrayRecord) -> Iterable[bytes]:

@@ -13,9 +13,10 @@ from fl_dp.strategies.modes.base import RoundFailed
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
-from gated_site import RUN, App, Gates, adding, replying
+from gated_site import PROJECT, RUN, App, Gates, adding, bundle, replying
 from local_grid import LocalGrid
 from numpy.typing import NDArray
+from secure_nodes import SecureNodes
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients.node_policy import PolicyRefusal
@@ -262,6 +263,35 @@ def test_a_sum_with_a_site_whose_app_is_told_another_configuration_does_not_open
     gates.sites[1].server.overrides = {"lr": 0.0}
     with pytest.raises(RoundFailed, match="can't be opened"):
         trained(tmp_path, gates, plan_of())
+
+
+def test_a_sum_with_a_site_whose_app_is_another_bundle_does_not_open(tmp_path: Path) -> None:
+    """A server can't let other sites run an app that adds nothing."""
+    gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
+    gates.sites[1].server.fab = bundle(PROJECT.replace("lr = 0.1", "lr = 0.1  # and other code"))
+    with pytest.raises(RoundFailed, match="can't be opened"):
+        trained(tmp_path, gates, plan_of())
+
+
+def test_a_node_without_a_gate_among_gates_ends_at_the_rehearsal(tmp_path: Path) -> None:
+    """Nothing but a gate can tell for which bundle it answers."""
+    (tmp_path / "others").mkdir()
+    gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
+    others = SecureNodes(tmp_path / "others", [[[np.full(SIZE, 0.1)]]] * NODES)
+
+    class Mixed:
+        introduces = True
+
+        def __call__(self, message: Message, node: int) -> Message | None:
+            return others(message, node) if node == 1 else gates(message, node)
+
+    plan = plan_of()
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(RehearsalFailed, match="a gate at each node or at none"):
+            strategy.start(LocalGrid(Mixed(), NODES), ArrayRecord({"w": Array(np.zeros(SIZE))}))
+        assert ledger.rounds_spent == 0
+    assert all(not here.seen and here.charges() == 0 for here in gates.sites)
 
 
 def test_a_configuration_that_changes_after_it_was_judged_does_not_reach_the_supernode(
