@@ -175,20 +175,25 @@ def _read(dataset: Any, name: str) -> Pair:
 
 
 def _of_columns(item: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """Return the record and the label of a row."""
+    """Return the record and the label of a row.
+
+    Raises:
+        ValueError: A column would have no effect, or one is missing.
+    """
     labels = [key for key in TARGET_KEYS if key in item]
-    records = [
-        key
-        for key, value in item.items()
-        if key not in labels and isinstance(value, _ARRAYS) and value.ndim
-    ]
-    if len(labels) != 1 or len(records) != 1:
+    others = [key for key, value in item.items() if key not in labels and _is_numeric(value)]
+    if len(labels) != 1 or len(others) != 1:
         raise ValueError(
             f"{name}: its columns are {', '.join(map(repr, item))}: keep one of pictures or lists "
             "of numbers, and one named 'label': data.rename_column('fine_label', 'label')"
             ".select_columns(['img', 'label'])"
         )
-    return item[records[0]], item[labels[0]]
+    return item[others[0]], item[labels[0]]
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether a model could read a value; texts are left aside."""
+    return isinstance(value, Tensor | np.ndarray | np.generic | int | float)
 
 
 def _stacked(values: Sequence[Any], name: str) -> Tensor:

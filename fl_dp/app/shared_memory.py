@@ -6,7 +6,7 @@ the same one. Equal rows are not looked for: the answer would tell who is in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,6 @@ from torch.utils.data import TensorDataset
 from fl_dp.clients.record_source import innermost, origins_of
 
 _MOST_WORK = 1_000_000  # of comparing two strided views; beyond it they count as shared
-
-Row = tuple[int, int]
-"""An object, by its `id`, and a row of it; -1: all."""
 
 
 class _Span(NamedTuple):
@@ -45,26 +42,30 @@ def require_apart(
     Raises:
         ValueError: They do.
     """
-    rows: set[Row] = set()
-    spans: list[_Span] = []
-    for data in clients:
-        rows.update(_rows(data, dealt))
-        spans += _spans(data, dealt, of_test=False)
-    if not rows.isdisjoint(_rows(test, None)) or _meet([*spans, *_spans(test, None, of_test=True)]):
+    rows = np.concatenate([_rows(data, dealt) for data in clients])
+    spans = [span for data in clients for span in _spans(data, dealt, of_test=False)]
+    spans += _spans(test, None, of_test=True)
+    if _meet_in_a_row(rows, _rows(test, None)) or _meet(spans):
         raise ValueError(
             "test shares memory with the clients' data, so measuring it would be a release that "
             "nobody charges: give public records of others, or leave test out"
         )
 
 
-def _rows(data: Any, dealt: NDArray[np.int64] | None) -> Iterator[Row]:
+def _rows(data: Any, dealt: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Each row's object, by its `id`, and number there, `(n, 2)`; -1 for all rows of a list."""
     if isinstance(data, tuple | list):
-        yield from (
-            (id(values), -1) for values in data if not isinstance(values, np.ndarray | Tensor)
-        )
-        return
+        lists = [values for values in data if not isinstance(values, np.ndarray | Tensor)]
+        return np.array([(id(values), -1) for values in lists], np.int64).reshape(-1, 2)
     origins = origins_of(data)
-    yield from map(tuple, (origins if dealt is None else origins[dealt]).tolist())
+    return origins if dealt is None else origins[dealt]
+
+
+def _meet_in_a_row(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+    return any(
+        bool(np.isin(one[one[:, 0] == shared, 1], other[other[:, 0] == shared, 1]).any())
+        for shared in np.intersect1d(one[:, 0], other[:, 0])
+    )
 
 
 def _spans(data: Any, dealt: NDArray[np.int64] | None, *, of_test: bool) -> Iterator[_Span]:
@@ -72,28 +73,26 @@ def _spans(data: Any, dealt: NDArray[np.int64] | None, *, of_test: bool) -> Iter
         for values in data:
             yield from _spans_of(values, dealt, of_test)
         return
-    origins = origins_of(data)
-    if dealt is not None:
-        origins = origins[dealt]
+    rows = _rows(data, dealt)
     for dataset in innermost(data):
         if isinstance(dataset, TensorDataset):
-            rows = origins[origins[:, 0] == id(dataset), 1]
             for tensor in dataset.tensors:
-                yield from _spans_of(tensor, rows, of_test)
+                yield from _spans_of(tensor, rows[rows[:, 0] == id(dataset), 1], of_test)
 
 
 def _spans_of(values: Any, rows: NDArray[np.int64] | None, of_test: bool) -> Iterator[_Span]:
     array = _array(values)
-    parts: Iterable[Any] = [array]
-    if rows is not None:
-        parts = (array[row : row + 1] for row in rows.tolist())
-    for part in parts:
-        if isinstance(part, Tensor) and part.numel():
-            length = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True))
-            end = part.data_ptr() + (length + 1) * part.element_size()
-            yield _Span(part.data_ptr(), end, of_test, None)
-        elif not isinstance(part, Tensor) and part.size:
+    rows = np.arange(len(array)) if rows is None else np.sort(rows)
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        if not len(run):
+            continue
+        part = array[run[0] : run[-1] + 1]
+        if not isinstance(part, Tensor):
             yield _Span(*byte_bounds(part), of_test, part)
+        elif part.numel():
+            steps = sum((n - 1) * step for n, step in zip(part.shape, part.stride(), strict=True))
+            end = part.data_ptr() + (steps + 1) * part.element_size()
+            yield _Span(part.data_ptr(), end, of_test, None)
 
 
 def _array(values: Any) -> NDArray[Any] | Tensor:

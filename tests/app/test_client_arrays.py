@@ -216,6 +216,10 @@ WRONG: dict[str, Wrong] = {
         lambda: parts_of([Table({"x": [[1.0]], "z": [[1.0]], "label": [1]})], None),
         "'x', 'z', 'label'",
     ),
+    "a number beside the record": (
+        lambda: parts_of([Table({"x": [[1.0]], "age": [61], "label": [1]})], None),
+        "'x', 'age', 'label': keep one",
+    ),
     "texts of a table": (
         lambda: parts_of([Table({"text": ["a"], "label": [1]})], None),
         "lists of numbers",
