@@ -18,7 +18,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
@@ -39,7 +38,7 @@ from fl_dp.statistics import (
 
 from .charged_sum import charged_sum
 from .exchange import asking, exchange
-from .question import CONFIG, Question
+from .question import CONFIG, Question, require_charged_relation
 from .roster import wait_for_roster
 from .secure import secure_sums_of
 
@@ -231,11 +230,7 @@ def _answered(
             "it their vectors: make a DistributedPlan, whose noise is in shares, or a CentralPlan "
             "where clients trust the server; nothing was charged"
         )
-    if per_node > 1 and plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise ValueError(
-            f"of a node's units the first {per_node} are asked, so leaving one out moves the next "
-            "one in, which add-or-remove-one is not charged for: plan with zero-out"
-        )
+    require_charged_relation(plan, units_per_node=per_node)
     sums = secure_sums_of(plan, secure_roster)
     if sums is not None and rng is not None:
         raise ValueError(

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import real_number
+from fl_dp.plan import Plan
 from fl_dp.protocol.failures import take_failure
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC
@@ -21,6 +23,20 @@ from .run_log import RunLog
 
 CONFIG = "config"
 """Name of a question's ConfigRecord."""
+
+
+def require_charged_relation(plan: Plan, *, units_per_node: int) -> None:
+    """Refuse neighbours for which a question to nodes of several units is not charged.
+
+    Raises:
+        ValueError: With what to write instead; nothing was charged.
+    """
+    relation = plan.neighboring_relation
+    if units_per_node > 1 and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            f"of a node's units the first {units_per_node} are asked, so leaving one out moves the "
+            "next one in, which add-or-remove-one is not charged for: plan with zero-out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

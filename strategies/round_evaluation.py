@@ -22,7 +22,7 @@ from fl_dp.promise import brief_epsilon
 from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
 from fl_dp.statistics import Answer, Evaluation, NoiseChoice
 
-from .question import CONFIG, Question
+from .question import CONFIG, Question, require_charged_relation
 
 
 def releases_of(evaluation: NoiseChoice | None, rounds: int) -> FrozenHistory:
@@ -49,6 +49,7 @@ class RoundEvaluation:
         Raises:
             OptionError: The choice is of another query, or the plan does not pay for it.
             IncompatibleOptions: The plan trusts no server with a reply, or is a buffer's.
+            ValueError: As `require_charged_relation`.
         """
         if not isinstance(self.choice.query, Evaluation):
             raise OptionError(
@@ -67,6 +68,7 @@ class RoundEvaluation:
                 "evaluation asks every client after a release, and a buffer's clients still train "
                 "then: leave evaluation out, and write evaluate_federation(...) after the training"
             )
+        require_charged_relation(plan, units_per_node=plan.hosting.units_per_node)
         declared = dict(plan.other_releases)
         for event, times in releases_of(self.choice, plan.rounds):
             if declared.get(event, 0) < times:
@@ -125,7 +127,7 @@ class RoundEvaluation:
             weight = f"up to {query.max_records} records of each"
         alone = plan.epsilon(releases_of(self.choice, plan.rounds)).best
         return (
-            f"after each round, by every {plan.unit} ({weight}): {', '.join(noises)} at least; "
+            f"after each round, by every client ({weight}): {', '.join(noises)} at least; "
             f"alone epsilon {brief_epsilon(alone)}"
         )
 

@@ -190,7 +190,7 @@ class TrainingState:
             raise ValueError(
                 f"{what} is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
-                "Declare it"
+                "Declare it: other_releases=freeze([(event, times)])"
             )
 
     def require_declared_left(self, event: PrivacyEvent, what: str) -> None:

@@ -1,6 +1,6 @@
 """The evaluation that a Flower app has: bounded and noised at a trusted server, else refused.
 
-False alarms: noise without which a test can't be read is below 1e-6 of its tolerance's chance.
+False alarms: below 1e-6 a test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
+from scipy import stats
 from trainings import budgeted, plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
@@ -66,9 +68,9 @@ def sure(query: Query = QUALITY) -> NoiseChoice:
     return NoiseChoice(query=query, mechanisms=(mechanism,))
 
 
-def paying_for(choice: NoiseChoice, times: int, **changes: Any) -> Plan:
+def paying_for(choice: NoiseChoice, times: int, *, clients: int = N, **changes: Any) -> Plan:
     releases = freeze([(event, times) for event in choice.events])
-    return plan_of(N, **{"other_releases": releases} | changes)
+    return plan_of(clients, **{"other_releases": releases} | changes)
 
 
 Evaluate = Callable[[int], dict[str, Any]]
@@ -180,6 +182,22 @@ def test_clients_weigh_their_records_up_to_the_largest_number(tmp_path: Path) ->
     answer = evaluated(tmp_path, grid_of(quickstart(evaluate)), sure(query))
     assert float(answer["eval_loss"].value) == pytest.approx((1.0 + 3 * 3.0) / 4, abs=0.01)
     assert float(answer["count"].value) == pytest.approx(N / 2 * (10 + 30), abs=2.0)
+
+
+def test_the_noise_of_a_plain_evaluation_is_the_choice_s(tmp_path: Path) -> None:
+    """1,000 noisy counts of two clients; two thirds and three halves of the scale are rejected."""
+    query = Evaluation(names=("eval_loss",), lows=(0.0,), highs=(4.0,))
+    mechanism = GaussianMechanism(noise_multiplier=5.0, clipping_norm=query.l2_sensitivity)
+    choice = NoiseChoice(query=query, mechanisms=(mechanism,))
+    plan, grid = paying_for(choice, 1000, clients=2), grid_of(quickstart(), 2)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        answers = [
+            evaluate_federation(grid, ledger, "it", choice, arrays=MODEL) for _ in range(1000)
+        ]
+    noise = np.array([float(answer["count"].value) for answer in answers]) - 2.0
+    assert stats.kstest(noise / mechanism.noise_std, "norm").pvalue > ALARM
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(noise / mechanism.noise_std * wrong, "norm").pvalue < ALARM
 
 
 def test_apps_that_know_fl_dp_and_apps_that_do_not_are_measured_together(tmp_path: Path) -> None:
@@ -635,7 +653,7 @@ def test_evaluations_that_are_used_up_leave_the_training_its_rounds(
 def test_an_evaluation_that_its_noise_hides_is_left_out_and_no_hook_gets_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody replies: the noisy count stays within eight of its deviations."""
+    """Nobody replies: a count is below its own deviation with probability 0.84."""
     met: list[int] = []
 
     class Counting(FedAvg):
@@ -645,7 +663,7 @@ def test_an_evaluation_that_its_noise_hides_is_left_out_and_no_hook_gets_it(
 
     mechanism = GaussianMechanism(noise_multiplier=1.0, clipping_norm=QUALITY.l2_sensitivity)
     choice = NoiseChoice(query=QUALITY, mechanisms=(mechanism,))
-    rounds = 12  # of each, one of six counts is larger than its own deviation
+    rounds = 12
     grid = grid_of(quickstart(None))
     result = trained(tmp_path, grid, choice, inner=Counting(), rounds=rounds)
     assert not result.evaluate_metrics_clientapp
