@@ -91,13 +91,15 @@ def require_workers(loader: DataLoader[Any]) -> None:
     if not loader.num_workers:
         return
     context: Any = loader.multiprocessing_context or torch.multiprocessing
-    reader = _RecordReader(RecordBatches([], loader.collate_fn, BatchForm()), loader, 0)
+    no_record = RecordBatches([], loader.collate_fn, BatchForm())
+    reader = _RecordReader(no_record, loader, 0)
     try:
-        if context.get_start_method() != "fork":
-            for part in _code_of(loader.dataset):
+        if context.get_start_method() == "fork":
+            reader.start()
+            reader.wait()
+        else:  # which takes seconds to start, so what would be sent to it is tried
+            for part in (no_record, loader.worker_init_fn, *_code_of(loader.dataset)):
                 ForkingPickler.dumps(part)
-        reader.start()
-        reader.wait()
     except Exception as error:
         raise ValueError(
             f"no worker of the loader can start ({error}): let collate_fn, worker_init_fn, and the "
@@ -120,9 +122,7 @@ def _code_of(dataset: Any) -> Iterator[Any]:
             yield from _code_of(value)
         elif callable(value):
             yield value
-        elif all(
-            getattr(type(value), name, None) is getattr(object, name, None) for name in _USUAL
-        ):
+        elif all(getattr(type(value), name) is getattr(object, name) for name in _USUAL):
             value.__reduce_ex__(4)  # without what it holds; raises for locks and open files
             yield type(value)
 

@@ -140,8 +140,10 @@ def test_a_record_that_can_not_be_sent_to_a_worker_decides_for_itself_alone(
 ) -> None:
     items: list[Any] = [torch.ones(1)] * (RECORDS - 1)
     for number, last in enumerate((torch.ones(1), threading.Lock(), lambda: None)):
-        loader = DataLoader(Held([*items, last]), **(SPAWN if number else {}))
-        sent, charges = sent_of(tmp_path / f"{number}.db", loader)
+        workers = SPAWN if number else {"num_workers": 1}
+        sent, charges = sent_of(
+            tmp_path / f"{number}.db", DataLoader(Held([*items, last]), **workers)
+        )
         assert sent == pytest.approx(STEPS * (RECORDS - bool(number)), abs=SLACK)
         assert charges == 1
 
