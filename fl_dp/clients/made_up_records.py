@@ -22,6 +22,7 @@ from fl_dp.user_code import Contained, own_chance
 from .clipped_gradients import Clip, Gradients, clipped_sum, mapped, rows_of
 from .module_template import ModuleTemplate
 from .opacus_gradients import GhostGradients, HookGradients
+from .record_loss import MixesRecords
 from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -82,10 +83,13 @@ def _require_trained(
     """Check that training finds a gradient, in the example's own dtypes.
 
     Raises:
+        MixesRecords: The loss is none of single records.
         ValueError: It does not; the text has the error of model and loss.
     """
     with own_chance(), Contained() as attempt:
         _gradients(SingleRecords(template, loss), made_up(example, _RECORDS))
+    if isinstance(attempt.failure, MixesRecords):
+        raise attempt.failure
     if attempt.failure is not None:
         # The records are made up, so that the text holds no data.
         said = str(attempt.failure).partition("\n")[0][:200]
