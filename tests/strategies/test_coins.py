@@ -28,6 +28,7 @@ from torch import nn
 from fl_dp import PrivacyLedger
 from fl_dp.app import train_private
 from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
+from fl_dp.app.local.cluster_grid import Work, Worker
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import SecureRandom
@@ -203,7 +204,24 @@ def played_by_flower(make: Any, missing: int | None, seed: int | None, turn: int
     return updates
 
 
+def played_on_ray(make: Any, missing: int | None, seed: int | None, turn: int) -> Updates:
+    """As a worker of fl-dp's own Ray grid calls an app; the worker is in this process."""
+    updates: Updates = {}
+    worker = Worker(Work(client="", run_id=1, settings="", code=""))
+    worker._app = make(updates, missing)
+    torch.manual_seed(0)
+    for node in range(3):
+        context = Context(1, node + 1, {"partition-id": node}, RecordDict(), {})
+        message = message_to(node + 1, seed, turn)
+        message.metadata.__dict__["_message_id"] = str(node)
+        _, reply = worker.answer(message, context)
+        assert not reply.has_error()
+    return updates
+
+
 DOORS = {
+    "plain, on Ray": (played_on_ray, plain_app),
+    "clients, on Ray": (played_on_ray, app_of_clients),
     "plain, in process": (played_in_process, plain_app),
     "noised, in process": (played_in_process, noised_app),
     "clients, in process": (played_in_process, app_of_clients),
