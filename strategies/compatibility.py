@@ -161,6 +161,6 @@ def require_no_running_statistics(model: ArrayRecord) -> None:
         raise UnfitModel(
             f"'{names[0]}' holds running statistics of a BatchNorm ({len(names)} such arrays): "
             "noise on averages ruins the model. Put GroupNorm in its place "
-            "(fl_dp.clients.private_module does), or let clients keep these arrays: leave them "
-            "out of initial_arrays and of replies"
+            "(fl_dp.clients.private_module does), or name the arrays that are trained, as in "
+            "trained=fl_dp.clients.trained_names(module): all others stay as they are"
         )
