@@ -230,10 +230,12 @@ class RenyiOdometer:
         part = 1.0 / (len(_BELOW_GAUSSIAN) + 1)
         tail = -math.log(part * self.foreseen.delta)
         # rho a + tail / (a - 1) is least at a = 1 + sqrt(tail / rho), and then is the epsilon.
-        root_of_rho = math.sqrt(tail + self.foreseen.epsilon) - math.sqrt(tail)
+        # The root of rho is epsilon over this sum: a difference of roots would round to 0.
+        roots = math.sqrt(tail + self.foreseen.epsilon) + math.sqrt(tail)
+        best = math.sqrt(tail) * roots / self.foreseen.epsilon
         shares = dict.fromkeys(_LADDER, part / len(_LADDER))
         for step in _BELOW_GAUSSIAN:
-            order = min(1.0 + math.sqrt(tail) / root_of_rho / step, _LADDER[-1])
+            order = min(1.0 + best / step, _LADDER[-1])
             if order > _WHOLE_FROM:
                 order = float(round(order))
             shares[order] = shares.get(order, 0.0) + part

@@ -54,11 +54,11 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
 
 
 def describe_limits(owner: NodeConfig) -> PolicyDescription:
-    """Describe a node's limits for any app: cap, ledger, apps, times and the end."""
+    """Describe a node's limits for any app: cap, ledger, times and the end."""
     wrong: list[str] = []
     sentences = [] if owner.max_epsilon is None else [_cap(owner)]
     sentences += _ledger(owner, wrong)
-    sentences += [_allowed_apps(owner), _interval(owner), _end(owner, wrong)]
+    sentences += [_interval(owner), _end(owner, wrong)]
     return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
 

@@ -91,7 +91,7 @@ _Metrics = Annotated[tuple[ScalarMetric, ...], BeforeValidator(_metrics)]
 _Pinned = Annotated[Mapping[str, Any], PlainValidator(_pinned)]
 _Terms = Annotated[RecordPlan, PlainValidator(_terms)]
 _Text = Annotated[str, StringConstraints(min_length=1, pattern="^[^\\n]*$")]
-_FULL_HASH = 64  # hexadecimal digits
+FULL_HASH = 64  # hexadecimal digits
 
 
 class Promise(StrEnum):
@@ -380,9 +380,9 @@ def _require_one_app(file: Path, owner: NodeConfig) -> None:
     """Refuse apps whose bundle could be another one: the app's code fulfils the promise."""
     rules = owner.allowed_apps
     assert rules is not None  # `_require_consistent` has checked
-    if len(rules) != 1 or len(rules[0].fab_hash) != _FULL_HASH:
+    if len(rules) != 1 or len(rules[0].fab_hash) != FULL_HASH:
         named = ", ".join(rule.text for rule in rules)
         raise NodeConfigError(
             f"{file}: under dp-gate-promise: record one app is trusted, and dp-allowed-apps names "
-            f"{named}: write one, with all {_FULL_HASH} digits of its bundle's SHA-256 behind @"
+            f"{named}: write one, with all {FULL_HASH} digits of its bundle's SHA-256 behind @"
         )

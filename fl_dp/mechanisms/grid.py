@@ -128,7 +128,7 @@ class GridMechanism(Arguments, ABC):
     def max_units(self) -> int:
         """Most vectors that can be summed before float64 stops holding every integer."""
         # An encoded coordinate is at most clipping_norm / grid steps; float64 is exact to 2^53.
-        return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
+        return int(min(_EXACT_INTEGERS * self.grid / self.clipping_norm, _EXACT_INTEGERS))
 
     def encode(self, update: ArrayLike) -> NDArray[np.float64]:
         """Clip one unit's vector, as by `clip_by_norm`, and round it to the grid.
