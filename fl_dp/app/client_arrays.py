@@ -53,8 +53,8 @@ def parts_of(
         dtype: Type of floating-point numbers, the module's.
 
     Raises:
-        ValueError: There are no clients, a row does not exist or is dealt twice, no row is dealt to
-            anyone, or the test shares memory with a client's data.
+        ValueError: There are no clients, none has a record, a row does not exist or is dealt
+            twice, or the test shares memory with a client's data.
         TypeError: Something is not data, or one data set has no partition.
     """
     alone = _is_dataset(clients) or (
@@ -78,6 +78,8 @@ def parts_of(
             _require_dealt_once(dealt, len(labels))
         pairs = [(records[rows], labels[rows]) for rows in dealt]
     without_records = sum(not len(labels) for _, labels in pairs)
+    if without_records == len(pairs):
+        raise ValueError("no client has a record, so the budget would pay for noise alone")
     if without_records:
         logger.warning(
             "%d of %d clients have no records and contribute nothing", without_records, len(pairs)
@@ -109,9 +111,7 @@ def _is_dataset(data: Any) -> bool:
 
 def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> None:
     rows = np.concatenate([np.empty(0, dtype=np.int64), *dealt])
-    if not len(rows):
-        raise ValueError(f"partition deals no row to anyone: name rows from 0 to {num_rows - 1}")
-    if not 0 <= rows.min() <= rows.max() < num_rows:
+    if not dealt or (len(rows) and not 0 <= rows.min() <= rows.max() < num_rows):
         raise ValueError(f"partition must name rows from 0 to {num_rows - 1} for each client")
     if len(np.unique(rows)) < len(rows):
         raise ValueError(

@@ -192,7 +192,8 @@ def test_they_are_refused_before_a_ledger_exists(tmp_path: Path) -> None:
 Wrong = tuple[Callable[[], Any], str]
 WRONG: dict[str, Wrong] = {
     "a stream": (lambda: parts_of([Streamed()], None), "client 0: .*Streamed .*list"),
-    "nothing is dealt": (lambda: parts_of(arrays(), [[], []]), "deals no row to anyone"),
+    "nothing is dealt": (lambda: parts_of(arrays(), [[], []]), "no client has a record"),
+    "no records at all": (lambda: parts_of([Items([])] * 3, None), "no client has a record"),
     "labels of two columns": (
         lambda: parts_of([(X, np.zeros((20, 2)))], None),
         r"labels of shape \(20, 2\)",
