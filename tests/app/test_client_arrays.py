@@ -99,13 +99,14 @@ def test_each_batch_reaches_a_module_as_the_data_have_it() -> None:
 
     class Watches(Shifts):
         def forward(self, records: Tensor) -> Tensor:
-            seen.append(records.sum())
+            if len(records) == ROWS:  # fewer are trials beforehand
+                seen.append(records.sum())
             return super().forward(records)
 
     train_private(Watches(), [(records, labels)] * CLIENTS, epochs=3, **BUDGET)
     whole = float(records.sum())
-    assert len(seen) == 1 + 3 * 2 * CLIENTS  # one record beforehand
-    assert all(float(total) == pytest.approx(whole, abs=1e-5) for total in seen[1:])
+    assert len(seen) == 3 * 2 * CLIENTS
+    assert all(float(total) == pytest.approx(whole, abs=1e-5) for total in seen)
 
 
 def test_fresh_tensors_share_nothing() -> None:
