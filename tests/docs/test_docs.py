@@ -71,8 +71,9 @@ def _plain_app() -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         [array] = message.content.array_records["arrays"].to_numpy_ndarrays()
-        records = {"arrays": ArrayRecord([array + 1.0]), "m": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(records), reply_to=message)
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": ArrayRecord([array + 1.0]), "metrics": metrics})
+        return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -65,7 +65,9 @@ def start(folder: Path, mode: str, model: ArrayRecord) -> None:
 def test_a_batch_norm_is_refused_in_every_mode_before_anybody_is_asked(
     mode: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"'1\.running_mean' holds.*GroupNorm.*leave them out"):
+    with pytest.raises(
+        ValueError, match=r"'1\.running_mean' holds.*GroupNorm.*name the arrays that are trained"
+    ):
         start(tmp_path, mode, ArrayRecord(network().state_dict()))
 
 
