@@ -10,7 +10,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.clients.own_copies import own_copy_of
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
+from fl_dp.option_errors import require_positive
 from fl_dp.plan import Plan
 from fl_dp.promise import delta_rounded_up, is_large_delta
 from fl_dp.statement import PrivacyStatement, privacy_statement
@@ -140,7 +141,7 @@ def train_private(
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
         test: Public data to measure the model before the training and after each round. They may
             share no memory with the clients' data; equal rows are not looked for.
-        learning_rate: Step size of a client's SGD, at least 0.
+        learning_rate: Step size of a client's SGD.
         epochs: A client's passes over its data per round.
         batch_size: Records per step.
         fit: Trains a client in place of that SGD, without `learning_rate`, `epochs` and
@@ -190,7 +191,9 @@ def train_private(
                 "No ledger was named, so this one is thrown away: a second training of the same "
                 "data is not added to it. Write train_private(..., ledger='ledger.db') to keep it."
             )
-        private = _strategy(strategy, plan, budget, num_clients=len(parts), ledger=ledger)
+        private = _strategy(
+            strategy, plan, budget, num_clients=len(parts), ledger=ledger, trained=names
+        )
         opened.callback(private.ledger.close)
         promised = private.ledger.plan.budget.delta
         if is_large_delta(promised):
@@ -245,6 +248,11 @@ def _require_one_promise(
     if budget:
         name, value = next(iter(budget.items()))
         raise ValueError(f"the plan says what is promised: leave out {name}={value}")
+    if plan.trained is not None:
+        raise ValueError(
+            "the module says what is trained: leave the plan's trained out, and freeze other parts "
+            "by requires_grad_(False)"
+        )
     if plan.num_clients != num_clients or plan.hosting.units_per_node > 1:
         raise ValueError(
             f"the plan must be of num_clients={num_clients}, each at a node of its own, got "
@@ -259,11 +267,13 @@ def _strategy(
     *,
     num_clients: int,
     ledger: str | Path,
+    trained: tuple[str, ...],
 ) -> DPFedAvg:
     if plan is None:
-        arguments = {"sampling_rate": _SAMPLING_RATE} | dict(budget)
+        arguments: dict[str, Any] = {"sampling_rate": _SAMPLING_RATE, "trained": trained}
+        arguments |= budget
         return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **arguments)
-    ready = plan.calibrated() if plan.is_draft else plan
+    ready = replace(plan.calibrated() if plan.is_draft else plan, trained=trained)
     opened = PrivacyLedger.open(ledger, ready)
     try:
         return DPFedAvg(strategy, plan=ready, ledger=opened)
@@ -316,6 +326,7 @@ class _Client(NumPyClient):
 
 def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
     """A function that trains a client by SGD."""
+    require_positive(learning_rate=learning_rate)  # at 0 a budget would be spent on noise alone
     check_training(learning_rate, epochs, batch_size)
 
     def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fl_dp.clients.own_copies import own_copy_of
+from fl_dp.model_arrays import trained_names
 from fl_dp.user_code import own_chance
 
 from .client_arrays import Pair
+
+logger = logging.getLogger("flwr.fl_dp")
 
 _RECORDS = 4  # whatever a client has: how many that is must not decide about a training
 
@@ -36,7 +40,14 @@ def require_trainable(
             f"the training fails on {_RECORDS} made-up records of your data's form: "
             f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
-    for name, value in copied.state_dict().items():
+    after = copied.state_dict()
+    if all(_are_equal(after[name], before[name]) for name in trained_names(module)):
+        logger.warning(
+            "fit moved no parameter on %d made-up records: so it may be on the clients' own, and "
+            "the budget is spent on noise",
+            _RECORDS,
+        )
+    for name, value in after.items():
         if name in trained or name not in before or _are_equal(value, before[name]):
             continue
         owner = copied.get_submodule(name.rpartition(".")[0])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fl_dp.strategies.contributions import NobodyContributes
 from torch import Tensor, nn
 
 from fl_dp import PrivacyLedger
@@ -120,6 +121,23 @@ def test_the_ledger_holds_the_planned_rounds_of_a_part(tmp_path: Path) -> None:
     train_private(Scaled(), clients(), ledger=tmp_path / "ledger.db", **BUDGET)
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 2
+        assert ledger.plan.trained == ("head.weight", "head.bias")
+
+
+def test_a_step_size_of_zero_is_refused(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    with pytest.raises(ValueError, match="learning_rate must be positive"):
+        train_private(nn.Linear(6, 2), clients(), learning_rate=0.0, ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
+def test_a_fit_that_moves_nothing_is_told_before_a_charge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # It ends in `NobodyContributes` later, which is tested elsewhere.
+    with pytest.raises(NobodyContributes):
+        train_private(nn.Linear(6, 2), clients(), fit=lambda *_: None, **BUDGET)
+    assert "fit moved no parameter on 4 made-up records" in caplog.text
 
 
 # Modes.
