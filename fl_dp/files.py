@@ -59,9 +59,10 @@ def private_file(file: Path) -> None:
     """Make an empty file that only its owner can read, whatever the umask, unless it exists.
 
     Raises:
-        OSError: It can't be made.
+        StorageUnavailable: The disk is full.
+        OSError: It can't be made otherwise.
     """
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError), full_disk_named(file.parent):
         _create(file, _OWNER)
 
 

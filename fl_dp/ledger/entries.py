@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from fl_dp.files import StorageUnavailable
@@ -104,6 +104,15 @@ def require_printable(name: str) -> None:
     """
     if not name or not name.isprintable():
         raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
+
+
+def require_day(text: str) -> None:
+    """Check a day as `today` writes it.
+
+    Raises:
+        ValueError: It is none.
+    """
+    date.fromisoformat(text)
 
 
 def now_to_the_minute() -> str:

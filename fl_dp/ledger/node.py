@@ -81,6 +81,7 @@ from .entries import (
     ANOTHER_VERSION,
     LedgerCorrupted,
     LedgerEntry,
+    require_day,
     require_printable,
     require_schema,
     today,
@@ -989,7 +990,7 @@ class NodeLedger(ChainedLedger):
             case "data":
                 self._replay_name(fields)
             case "revoked":
-                require_printable(fields["day"])
+                require_day(fields["day"])
                 self._revoked = fields["day"]
             case "relied":
                 self._replay_reliance(fields)
@@ -1021,7 +1022,8 @@ class NodeLedger(ChainedLedger):
         use = Use.from_fields(fields["use"]) if "use" in fields else None
         self._note_message(use)
         day = str(fields.get("day", "unknown"))
-        require_printable(day)
+        if "day" in fields:
+            require_day(day)
         declared = fields.get("declared_gradients")
         if declared is not None:
             require_printable(declared)
@@ -1046,7 +1048,7 @@ class NodeLedger(ChainedLedger):
         norm = fields["clipping_norm"]
         self._note_message(use)
         require_printable(source)
-        require_printable(day)
+        require_day(day)
         require_positive(clipping_norm=norm)
         reliance = self._reliances.setdefault(
             (use, source),

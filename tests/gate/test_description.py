@@ -43,7 +43,7 @@ def drawn(rng: Random) -> dict[str, Any]:
 
     def number(low: float = -308.0, high: float = 308.0) -> float:
         far = [5e-324, 1e308, float(10.0 ** rng.uniform(low, high))]
-        return rng.choice([float(10.0 ** rng.uniform(-2, 2)), rng.choice(far)])
+        return rng.choice([float(10.0 ** rng.uniform(-1, 2)), rng.choice(far)])
 
     written: dict[str, Any] = {"dp-max-epsilon": number(), "dp-max-delta": 1e-5}
     if rng.random() < 0.3:
@@ -57,7 +57,7 @@ def drawn(rng: Random) -> dict[str, Any]:
         "dp-allowed-apps": f"hospital/heart@{HASH}",
         "dp-gate-environment": "/srv/app/venv",
         "dp-gate-dp-sgd": {
-            "noise-multiplier": number(-3, 308),
+            "noise-multiplier": number(0, 308),
             "sampling-rate": rng.choice([1.0, rng.random(), 10.0 ** rng.uniform(-300, 0)]),
             "steps": rng.choice([1, 20, 1000, 10**18]),
             "clipping-norm": 10.0 ** rng.uniform(-9, 9),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from forged_ledgers import (
     Change,
     charge_unread,
     hashed_again,
+    one_field_changes,
     taken_off,
     written,
 )
 
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
-from fl_dp.ledger.node import Account
+from fl_dp.ledger.node import Account, Marks, RunLimit, Use
+from fl_dp.ledger.training import library_versions
+from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent
 
 
@@ -59,6 +63,94 @@ def test_what_goes_by_the_plan_is_read_on_a_machine_that_rounds_otherwise(
     with SpentLedger.read(path) as ledger:
         assert ledger.insecure
         assert ledger.rounds_spent >= 2
+
+
+# What docs/privacy.md says that only a witness shows, by kind of entry and field.
+FREE_IN_A_TRAINING = {
+    *(f"run.{field}" for field in ("time", "rule", "finest_grid")),
+    *(f"run.versions.{name}" for name in library_versions()),
+    "reserve.what",  # the name of a declared release
+    "reserve.participants",
+}
+FREE_IN_A_PLAN = {
+    "budget.epsilon",
+    "budget.delta",
+    "rounds",
+    "num_clients",  # of visible cohorts alone
+    "other_releases.count",
+    "schedule.floor",
+    "schedule.levels",
+    "units_per_node",
+    "contribution_check",
+    "coins_at_nodes",
+    "scalar_noise_std",
+    "sampling.participation_cap",
+}
+
+
+def unnoticed(path: Path, look: Callable[[Path], None]) -> set[str]:
+    """Fields of which a changed value, hashed again, is read as if nothing were."""
+    original, fields = path.read_bytes(), set()
+    for name, change in one_field_changes(path):
+        hashed_again(path, change)
+        try:
+            look(path)
+            fields.add(name)
+        except LedgerCorrupted:
+            pass
+        path.write_bytes(original)
+    return fields
+
+
+def look_at_training(path: Path) -> None:
+    SpentLedger.read(path).close()
+
+
+def test_of_a_training_s_ledger_the_page_names_each_field_that_a_new_chain_hides(
+    tmp_path: Path,
+) -> None:
+    hidden: set[str] = set()
+    for name, plan in PLANS.items():
+        path = tmp_path / f"{name}.db"
+        written(path, plan)
+        hidden |= unnoticed(path, look_at_training)
+    free = FREE_IN_A_TRAINING | {"commit.reserved"}  # another one that waits
+    assert hidden <= free | {f"plan.plan.{field}" for field in FREE_IN_A_PLAN}
+    assert hidden >= FREE_IN_A_TRAINING  # the page claims no more than there is
+
+
+def used(path: Path) -> None:
+    """Write one entry of each kind that a node's ledger has."""
+    with NodeLedger.open(path, witness=FileWitness(path.with_name("second") / "heads")) as ledger:
+        ward, event = Account(unit="record", source="ward"), GaussianEvent(noise_multiplier=9.0)
+        terms: dict[str, Any] = {"budget": BUDGET, "what": "round 1"}
+        limit = RunLimit(run="run 7", budget=BUDGET)
+        use = Use(run=7, purpose="train", app="hospital/heart", message="m1")
+        number = ledger.charge_unread(ward, event, limit=limit, use=use, **terms)
+        ledger.name_data(number, "print")
+        ledger.note_reliance("ward", clipping_norm=1.0, use=Use(run=8, purpose="train"))
+        ledger.note_marks("store", Marks(count=3, last="ab"))
+
+
+def test_of_a_node_s_ledger_only_form_and_kind_are_bound_and_a_witness_shows_the_rest(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "node.db"
+    (tmp_path / "second").mkdir()
+    used(path)
+
+    def look(path: Path) -> None:
+        with NodeLedger.read(path) as ledger:
+            ledger.require_owed()
+
+    def look_witnessed(path: Path) -> None:
+        NodeLedger.read(path, witness=FileWitness(tmp_path / "second" / "heads")).close()
+
+    charged = {"noise_multiplier", "count", "budget.epsilon", "source", "limit.run", "use.run"}
+    hidden = unnoticed(path, look)
+    assert {f"charge.{field}" for field in charged} <= hidden
+    assert not {name for name in hidden if name.endswith((".kind", ".unit", ".event", ".day"))}
+    assert unnoticed(path, look_witnessed) == set()
 
 
 def test_a_node_s_charge_is_taken_off_the_data_only_where_there_was_no_room(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,44 @@ def hashed_again(path: Path, change: Change) -> None:
                 "INSERT INTO entries VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
             )
         connection.commit()
+
+
+def one_field_changes(path: Path) -> Iterator[tuple[str, Change]]:
+    """Each field of each entry, named `kind.field`, with a change of its value that keeps its form.
+
+    Numbers are doubled, texts grow, truths turn; what is None stays.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT payload FROM entries ORDER BY sequence").fetchall()
+    for number, (payload,) in enumerate(rows):
+        fields = json.loads(payload)
+        for keys, value in _leaves(fields):
+            if value is None:
+                continue
+            name = ".".join(key for key in (fields["kind"], *keys) if isinstance(key, str))
+            yield name, partial(_set, number=number, keys=keys, value=_another(value))
+
+
+def _leaves(value: Any, keys: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _leaves(inner, (*keys, key))
+    else:
+        yield keys, value
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return f"{value}x" if isinstance(value, str) else 2 * value + (value == 0)
+
+
+def _set(entries: list[dict[str, Any]], *, number: int, keys: Any, value: Any) -> None:
+    inner: Any = entries[number]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
 
 
 def each(kind: str, key: str, value: Any, *, of: str | None = None) -> Change:
