@@ -27,7 +27,7 @@ def with_tensors(item: Any, *, of_table: bool) -> Any:
     """Return an item, or part of one, with tensors for its pictures.
 
     Args:
-        item: As the data set returns it; mappings and tuples are opened.
+        item: As the data set returns it; mappings, tuples, and lists with pictures are opened.
         of_table: Whether lists of numbers become tensors, too: float32 or int64.
 
     Raises:
@@ -35,16 +35,20 @@ def with_tensors(item: Any, *, of_table: bool) -> Any:
     """
     if isinstance(item, Mapping):
         return {name: with_tensors(value, of_table=of_table) for name, value in item.items()}
-    if type(item) is tuple:
-        return tuple(with_tensors(value, of_table=of_table) for value in item)
-    if hasattr(item, "getbands") and hasattr(item, "mode"):
-        return _picture(item)
+    if type(item) is tuple or (isinstance(item, list) and any(map(_is_picture, item))):
+        return type(item)(with_tensors(value, of_table=of_table) for value in item)
+    if _is_picture(item):
+        return _pixels(item)
     if of_table and isinstance(item, list):
         return _numbers(item)
     return item
 
 
-def _picture(picture: Any) -> Tensor:
+def _is_picture(item: Any) -> bool:
+    return hasattr(item, "getbands") and hasattr(item, "mode")
+
+
+def _pixels(picture: Any) -> Tensor:
     """Float32 in [0, 1], `(1 or 3, height, width)`."""
     if picture.mode not in ("L", "RGB"):
         raise ValueError(

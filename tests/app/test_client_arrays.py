@@ -318,7 +318,8 @@ def test_pictures_are_channels_of_numbers_from_0_to_1(mode: str, channels: int) 
     pixels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     picture = Image.fromarray(pixels)
     assert picture.mode == mode
-    for data in (Table({"img": [picture], "label": [1]}), Items([(picture, 1)])):
+    table = Table({"img": [picture], "label": [1]})
+    for data in (table, Items([(picture, 1)]), Items([[picture, 1]])):
         [(records, _)], _ = parts_of([data], None)
         expected = torch.from_numpy(pixels.reshape(4, 5, channels) / 255.0).permute(2, 0, 1)
         torch.testing.assert_close(records[0], expected.float())
