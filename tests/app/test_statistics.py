@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from flwr.app import Context, Error, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
 from typer.testing import CliRunner
 
 from fl_dp.app.compose import compose_settings
@@ -60,7 +60,7 @@ def real_nodes(folder: Path) -> Any:
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
-    return answer
+    return introducing(answer)
 
 
 def call(*arguments: str) -> Result:
