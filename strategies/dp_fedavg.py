@@ -187,7 +187,7 @@ class DPFedAvg(RoundStrategy):
             compression=compression,
             roster_may_grow=roster_may_grow,
         )
-        measured = evaluation_of(evaluation, plan, strategy)
+        measured = evaluation_of(evaluation, plan, strategy, dp_sgd=record_plan is not None)
         super().__init__(strategy, evaluates=measured is not None)
         check = ContributionCheck(plan) if plan.release.contribution_check else None
         options = LoopOptions(
@@ -304,8 +304,9 @@ class DPFedAvg(RoundStrategy):
             if value != defaults[name]:
                 values[name] = value
         plan = plan_of(cls.plan_class, values).calibrated()
-        if evaluation_of(evaluation, plan, strategy) is not None:  # refused without a ledger
-            options["evaluation"] = evaluation
+        dp_sgd = options.get("record_plan") is not None
+        if evaluation_of(evaluation, plan, strategy, dp_sgd=dp_sgd) is not None:
+            options["evaluation"] = evaluation  # what is refused leaves no ledger
         opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
         try:
             wrapped = cls(strategy, plan=plan, ledger=opened, selection=selection, **options)

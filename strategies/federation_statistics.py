@@ -40,6 +40,7 @@ from .charged_sum import charged_sum
 from .exchange import asking, exchange
 from .question import CONFIG, Question, require_charged_relation
 from .roster import wait_for_roster
+from .run_log import RunLog
 from .secure import secure_sums_of
 
 
@@ -266,7 +267,16 @@ def _answered(
         round_timeout=timeout,
     )
     return charged_answer(
-        grid, ledger, name, choice, question, nodes=nodes, rng=rng, window=window, timeout=timeout
+        grid,
+        ledger,
+        name,
+        choice,
+        question,
+        nodes=nodes,
+        rng=rng,
+        log=RunLog(),
+        window=window,
+        timeout=timeout,
     )
 
 
@@ -279,6 +289,7 @@ def charged_answer(
     *,
     nodes: Sequence[int],
     rng: SecureRandom,
+    log: RunLog,
     window: int | None,
     timeout: float,
 ) -> Answer:
@@ -294,4 +305,5 @@ def charged_answer(
     messages = [question.to(node, timeout=timeout) for node in nodes]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
     replies = exchange(grid, messages, window=window, timeout=timeout)
-    return charged_release(ledger, name, choice, question.vectors(grid, replies, nodes), rng)
+    vectors = question.vectors(grid, replies, nodes, log)
+    return charged_release(ledger, name, choice, vectors, rng)

@@ -286,6 +286,7 @@ class PrivateLoop(RoundLoop):
                 self._question(self.evaluation, content, arrays),
                 nodes=nodes,
                 rng=self._rng,
+                log=self._log,
                 window=self._window,
                 timeout=self._timeout,
             )

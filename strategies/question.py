@@ -146,10 +146,9 @@ class Question:
                 log.warn_once(failed if meaning is None else f"{failed} ({meaning.text})")
 
     def vectors(
-        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int]
+        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
     ) -> Iterator[list[float]]:
         """Yield one vector per unit, out of at most one reply per node."""
-        log = RunLog()
         for reply in self.answers(grid, replies, nodes, log):
             records = list(reply.content.metric_records.values())
             # Of several records it can't be told which is meant.

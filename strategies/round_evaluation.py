@@ -133,16 +133,23 @@ class RoundEvaluation:
 
 
 def evaluation_of(
-    choice: NoiseChoice | None, plan: Plan, strategy: Strategy | None
+    choice: NoiseChoice | None, plan: Plan, strategy: Strategy | None, *, dp_sgd: bool
 ) -> RoundEvaluation | None:
     """The evaluation of a strategy's rounds, if any.
 
+    `dp_sgd` says whether clients promise something to each of their records.
+
     Raises:
         OptionError: The strategy asks nobody, or as `RoundEvaluation`.
-        IncompatibleOptions: As `RoundEvaluation`.
+        IncompatibleOptions: Clients protect their records, or as `RoundEvaluation`.
     """
     if choice is None:
         return None
+    if dp_sgd:
+        raise IncompatibleOptions(
+            "evaluation lets the server read what clients measure, and with a record_plan they "
+            "tell it nothing of their records beside an update by DP-SGD: leave evaluation out"
+        )
     if getattr(strategy, "fraction_evaluate", None) == 0.0:
         raise OptionError(
             f"evaluation is paid for, and {type(strategy).__name__}(fraction_evaluate=0.0) asks "
