@@ -9,7 +9,7 @@ not covered: code that stores records there shares them between passes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fl_dp.model_modes import set_training_mode
 
-from .own_copies import own_copy_of, require_own, states_of
+from .own_copies import State, key_of, own_copy_of, require_own, states_of
 
 
 class ModuleTemplate:
@@ -32,12 +32,14 @@ class ModuleTemplate:
         """Copy a module, which is not changed; at least one parameter must not be frozen.
 
         Raises:
-            ValueError: A part can't be copied, or its copies do not take the weights that they are
-                given, or its device lacks float64, in which gradients are summed.
+            ValueError: A part can't be copied, or copies do not take the weights that they are
+                given everywhere, or its device lacks float64, in which gradients are summed.
         """
+        _require_no_views(module)
         self._module = own_copy_of(module)
         set_training_mode(self._module)
-        parts = (part for _, _, part in states_of(self._module))
+        states = states_of(self._module)
+        parts = (part for _, _, part in states)
         self._generators = [part for part in parts if isinstance(part, torch.Generator)]
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
@@ -50,7 +52,7 @@ class ModuleTemplate:
                 f"norms are computed in float64, which {self.device} does not have: train on the "
                 "CPU or on CUDA"
             ) from error
-        self._require_own_copies()
+        self._require_own_copies(states)
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +90,7 @@ class ModuleTemplate:
         module: nn.Module = copy.deepcopy(self._module, copies)
         return module
 
-    def _require_own_copies(self) -> None:
+    def _require_own_copies(self, states: Sequence[State]) -> None:
         """Check that copies share nothing, and take the weights that they are given.
 
         Raises:
@@ -96,7 +98,7 @@ class ModuleTemplate:
         """
         weights = self._weights()
         copied = self.copy_with(weights)
-        require_own(copied, self._module)
+        require_own(copied, states)
         for name, weight in copied.named_parameters():
             if name in weights and weight is not weights[name]:
                 raise ValueError(
@@ -140,6 +142,22 @@ class ModuleTemplate:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 targets[name].copy_(parameter)
+
+
+def _require_no_views(module: nn.Module) -> None:
+    """Check that trained weights are held as parameters alone.
+
+    Raises:
+        ValueError: Another tensor shares their memory; the text names it.
+    """
+    weights = {id(value): value for value in module.parameters() if value.requires_grad}
+    memory = {key_of(value) for value in weights.values()}
+    for key, path, part in states_of(module):
+        if key in memory and id(part) not in weights:
+            raise ValueError(
+                f"'{path}' is a view of a trained parameter, which a copy would keep at its first "
+                "weights: let forward compute it"
+            )
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:

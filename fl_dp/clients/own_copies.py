@@ -22,15 +22,17 @@ import types
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 Copied = TypeVar("Copied", bound=nn.Module)
+State: TypeAlias = tuple[Hashable, str, Any]
+"""What may be written into: its key (see `key_of`), its path in the module, the object."""
 
 _PLAIN = (
     type(None),
@@ -94,24 +96,25 @@ def own_copy_of(module: Copied) -> Copied:
     Raises:
         ValueError: A part can't be copied, or is shared by the copy; the text names it.
     """
+    states = states_of(module)
     try:
-        copied = copy.deepcopy(module, _computed_tensors(module))
+        copied = copy.deepcopy(module, _computed_tensors(states))
     except Exception as error:
         raise ValueError(
             f"copy.deepcopy can't copy the {type(module).__name__} ({error}), and each record or "
             "client gets a copy: let forward make what can't be copied"
         ) from error
-    require_own(copied, module)
+    require_own(copied, states)
     return copied
 
 
-def require_own(copied: nn.Module, module: nn.Module) -> None:
-    """Check that a copy shares nothing with its module that a pass may write into.
+def require_own(copied: nn.Module, states: Sequence[State]) -> None:
+    """Check that a copy shares none of its module's states.
 
     Raises:
         ValueError: It does; the text names the part.
     """
-    of_module = {key for key, _, _ in states_of(module)}
+    of_module = {key for key, _, _ in states}
     for key, path, part in states_of(copied):
         if key in of_module:
             raise ValueError(
@@ -120,8 +123,9 @@ def require_own(copied: nn.Module, module: nn.Module) -> None:
             )
 
 
-def states_of(module: nn.Module) -> Iterator[tuple[Hashable, str, Any]]:
-    """Yield what can be written into: a key that copies share or do not, its path, the object."""
+def states_of(module: nn.Module) -> list[State]:
+    """All that a module holds and a pass may write into, from the outside to the inside."""
+    states: list[State] = []
     seen: dict[int, Any] = {}  # holds each object, as an id may be used again
     waiting: deque[tuple[str, Any]] = deque([("", module)])
     while waiting:
@@ -134,8 +138,9 @@ def states_of(module: nn.Module) -> Iterator[tuple[Hashable, str, Any]]:
                 waiting.append((path, target))
             continue
         if not isinstance(part, _HOLDERS):
-            yield _key(part), path.removeprefix("."), part
+            states.append((key_of(part), path.removeprefix("."), part))
         waiting.extend((path + step, held) for step, held in _held(part))
+    return states
 
 
 @lru_cache(maxsize=4096)
@@ -156,7 +161,7 @@ def _target(part: Any) -> Any:
     return None
 
 
-def _key(part: Any) -> Hashable:
+def key_of(part: Any) -> Hashable:
     """Equal for two objects if writing into one shows in the other."""
     address = 0
     if isinstance(part, Tensor) and part.layout == torch.strided and part.device.type != "meta":
@@ -185,14 +190,13 @@ def _held(part: Any) -> Iterator[tuple[str, Any]]:
         yield "", held
 
 
-def _computed_tensors(module: nn.Module) -> dict[int, Any]:
+def _computed_tensors(states: Sequence[State]) -> dict[int, Any]:
     """Detached copies of computed tensors by id, as `copy.deepcopy` takes them.
 
     Weight normalisation stores computed tensors, which PyTorch copies only when detached.
     """
     copies = {}
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                copies[id(value)] = value.detach().clone()
+    for _, _, part in states:
+        if isinstance(part, Tensor) and not part.is_leaf:
+            copies[id(part)] = part.detach().clone()
     return copies

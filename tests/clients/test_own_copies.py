@@ -192,6 +192,18 @@ def test_what_can_not_be_given_a_step_s_weights_is_refused(make: Callable[[], nn
         ModuleTemplate(make())
 
 
+@pytest.mark.parametrize(
+    "view", [lambda weight: weight[:2], lambda weight: weight.detach(), lambda weight: weight.data]
+)
+def test_a_view_of_a_weight_would_stay_as_it_was(view: Callable[[Tensor], Tensor]) -> None:
+    module = nn.Sequential(nn.Linear(T, T), head(T))
+    module[1].views = [view(module[0].weight)]
+    with pytest.raises(ValueError, match=r"'1\.views' is a view of a trained parameter"):
+        ModuleTemplate(module)
+    module[0].requires_grad_(False)
+    ModuleTemplate(module)
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_each_step_s_gradient_is_at_that_step_s_weights(one_by_one: bool) -> None:
     x, y = data(VECTORS, 5)
