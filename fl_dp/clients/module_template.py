@@ -150,10 +150,12 @@ def _require_no_views(module: nn.Module) -> None:
     Raises:
         ValueError: Another tensor shares their memory; the text names it.
     """
-    weights = {id(value): value for value in module.parameters() if value.requires_grad}
+    weights = {name: value for name, value in module.named_parameters() if value.requires_grad}
     memory = {key_of(value) for value in weights.values()}
+    of_ours = {id(value) for value in weights.values()}
     for key, path, part in states_of(module):
-        if key in memory and id(part) not in weights:
+        # Spectral normalisation begins with such a view, which its hook replaces in each pass.
+        if key in memory and id(part) not in of_ours and f"{path}_orig" not in weights:
             raise ValueError(
                 f"'{path}' is a view of a trained parameter, which a copy would keep at its first "
                 "weights: let forward compute it"

@@ -202,6 +202,7 @@ def test_a_view_of_a_weight_would_stay_as_it_was(view: Callable[[Tensor], Tensor
         ModuleTemplate(module)
     module[0].requires_grad_(False)
     ModuleTemplate(module)
+    ModuleTemplate(nn.Sequential(nn.utils.spectral_norm(head(T))))
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
