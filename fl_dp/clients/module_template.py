@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -58,19 +57,6 @@ class ModuleTemplate:
     def device(self) -> torch.device:
         """The trained parameters' device."""
         return next(iter(self.parameters.values())).device
-
-    @property
-    def structure(self) -> tuple[Any, ...]:
-        """Properties that models of one architecture share: layers, options, shapes and dtypes."""
-        layers = tuple(
-            (name, type(layer), layer.extra_repr(), tuple(_options(layer).items()))
-            for name, layer in self._module.named_modules()
-        )
-        tensors = tuple(
-            (name, tuple(tensor.shape), tensor.dtype, name in self.parameters)
-            for name, tensor in self._module.state_dict().items()
-        )
-        return layers, tensors
 
     def copy(self) -> nn.Module:
         """Return the module in training mode, with its own tensors."""
@@ -160,24 +146,3 @@ def _require_no_views(module: nn.Module) -> None:
                 f"'{path}' is a view of a trained parameter, which a copy would keep at its first "
                 "weights: let forward compute it"
             )
-
-
-def _options(layer: nn.Module) -> dict[str, Any]:
-    parts = ("_parameters", "_buffers", "_modules")
-    return {name: _described(value) for name, value in vars(layer).items() if name not in parts}
-
-
-def _described(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | float() | str() | bytes() | torch.dtype() | torch.device():
-            return value
-        case Tensor():
-            return tuple(value.shape), value.dtype
-        case list() | tuple() | set() | frozenset():
-            return type(value), tuple(_described(item) for item in value)
-        case Mapping():
-            return type(value), tuple((str(name), _described(value[name])) for name in value)
-        case FunctionType():
-            return value.__code__, _described(value.__defaults__)
-        case _:
-            return type(value)

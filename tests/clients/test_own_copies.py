@@ -196,11 +196,12 @@ def test_what_can_not_be_given_a_step_s_weights_is_refused(make: Callable[[], nn
     "view", [lambda weight: weight[:2], lambda weight: weight.detach(), lambda weight: weight.data]
 )
 def test_a_view_of_a_weight_would_stay_as_it_was(view: Callable[[Tensor], Tensor]) -> None:
-    module = nn.Sequential(nn.Linear(T, T), head(T))
-    module[1].views = [view(module[0].weight)]
+    first, last = nn.Linear(T, T), head(T)
+    vars(last)["views"] = [view(first.weight)]
+    module = nn.Sequential(first, last)
     with pytest.raises(ValueError, match=r"'1\.views' is a view of a trained parameter"):
         ModuleTemplate(module)
-    module[0].requires_grad_(False)
+    first.requires_grad_(False)
     ModuleTemplate(module)
     ModuleTemplate(nn.Sequential(nn.utils.spectral_norm(head(T))))
 
