@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import FedAvg
 from local_grid import LocalGrid, answer_with_app
 from safetensors.torch import load_file
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.strategies import DPFedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/models.md"
-WITH_FL_DP, WITHOUT, TEXT = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+WITH_FL_DP, WITHOUT, TRAINED, TEXT = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-def executed(code: str) -> dict[str, Any]:
-    page: dict[str, Any] = {}
+def executed(code: str, **names: Any) -> dict[str, Any]:
+    page: dict[str, Any] = dict(names)
     exec(compile(code, "docs/models.md", "exec"), page)
     return page
 
@@ -42,6 +45,41 @@ def test_a_model_is_loaded_as_the_page_says(
         np.testing.assert_array_equal(page["model"][1].weight.detach().numpy(), weight)
     pixels = with_it["data"].test_x.reshape(-1, 64)
     np.testing.assert_array_equal((pixels @ weight.T).argmax(1), with_it["predicted"])
+
+
+def test_what_is_trained_is_named_and_the_rest_stays(tmp_path: Path) -> None:
+    def build_model() -> torch.nn.Module:
+        frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+        return torch.nn.Sequential(frozen, torch.nn.Linear(2, 1))
+
+    class Client(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [array + 0.1 for array in parameters], 1, {}
+
+    budget = {
+        "epsilon": 8.0,
+        "rounds": 1,
+        "num_clients": 4,
+        "sampling_rate": 1.0,
+        "clipping_norm": 1.0,
+        "ledger": tmp_path / "ledger.db",
+    }
+    page = executed(
+        TRAINED,
+        build_model=build_model,
+        FedAvg=FedAvg,
+        DPFedAvg=DPFedAvg,
+        budget=budget,
+        client_fn=lambda context: Client(),
+    )
+    first = ArrayRecord(page["module"].state_dict())
+    result = page["strategy"].start(LocalGrid(answer_with_app(page["app"], 4), 4), first)
+    moved = [
+        name
+        for name, array in result.arrays.items()
+        if not np.array_equal(array.numpy(), first[name].numpy())
+    ]
+    assert moved == ["1.weight", "1.bias"]
 
 
 @pytest.mark.nightly
