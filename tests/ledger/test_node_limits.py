@@ -215,6 +215,18 @@ def ledger_epsilon(event: PrivacyEvent, count: int) -> EpsilonBounds:
     return epsilon({event: count}, DELTA)
 
 
+@pytest.mark.parametrize("event", FIRST[1:])
+def test_a_message_of_less_noise_than_the_first_does_not_count_as_that(
+    path: Path, event: PrivacyEvent
+) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, quiet(event), budget=SMALL_CAP, what="an odd first message")
+        most = ledger.spending(WARD).most(event, budget=SMALL_CAP, neighboring_relation=RELATION)
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, event, count=most + 1, budget=SMALL_CAP, what="too many")
+    assert 0 < tight_epsilon({event: most}, DELTA, interval=1e-3) <= SMALL_CAP.epsilon
+
+
 def test_gaussians_of_any_noise_and_order_fill_the_whole_cap(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         ledger.charge(WARD, gaussian(1e6), budget=SMALL_CAP, what="an odd first message")

@@ -79,6 +79,27 @@ def test_of_what_outlives_runs_the_first_may_stay(store: SQLiteStore) -> None:
     assert store.get(None, "key") == b"a"
 
 
+def test_whoever_is_killed_while_a_store_begins_leaves_one_that_is_completed(
+    tmp_path: Path,
+) -> None:
+    stages = set()
+    for number in range(100):
+        file = tmp_path / f"{number}.db"
+
+        def begin(file: Path = file) -> None:
+            SQLiteStore(file).mark(1, "sum", 3, MARK)
+
+        killed = killed_at_statement(number, begin)
+        store = SQLiteStore(file)
+        before = store.last(1, "sum")
+        store.mark(1, "sum", 4, MARK)
+        assert store.taken.marks == 1 + (before == 3)
+        stages.add(before)
+        if not killed:
+            break
+    assert stages == {0, 3}
+
+
 class TestSQLite:
     def test_only_its_owner_reads_it(self, tmp_path: Path) -> None:
         file = tmp_path / "secagg.db"
@@ -95,26 +116,6 @@ class TestSQLite:
         assert subprocess.run([sys.executable, "-c", kill], check=False).returncode == 9
         store = SQLiteStore(file)
         assert store.get(1, "key") == b"x" and store.last(1, "sum") == 3
-
-    def test_whoever_is_killed_while_a_store_begins_leaves_one_that_is_completed(
-        self, tmp_path: Path
-    ) -> None:
-        stages = set()
-        for number in range(100):
-            file = tmp_path / f"{number}.db"
-
-            def begin(file: Path = file) -> None:
-                SQLiteStore(file).mark(1, "sum", 3, MARK)
-
-            killed = killed_at_statement(number, begin)
-            store = SQLiteStore(file)
-            before = store.last(1, "sum")
-            store.mark(1, "sum", 4, MARK)
-            assert store.taken.marks == 1 + (before == 3)
-            stages.add(before)
-            if not killed:
-                break
-        assert stages == {0, 3}
 
     def test_a_full_disk_ends_in_one_line_and_loses_no_mark(self, tmp_path: Path) -> None:
         store = SQLiteStore(tmp_path / "secagg.db")
