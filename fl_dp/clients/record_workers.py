@@ -60,6 +60,8 @@ def batches_of_workers(
             for reader in readers:
                 reader.wait()
         if attempt.failure is not None:
+            for reader in readers:
+                reader.end()
             yield from map(records.__getitems__, samples)
             return
         for rows in samples:
