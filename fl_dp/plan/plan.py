@@ -80,7 +80,7 @@ ITEMS_OF_SEVERAL_RECORDS = (
 ROWS_THAT_ARE_NO_RECORDS = (
     "records of a model whose layers have other rows than records, where a client's app computes "
     "gradients by `hooks` or `ghost`: that rows are records is its author's declaration, checked "
-    "on made-up records alone. The node's ledger names the mode"
+    "on made-up records alone. A ledger that the app itself keeps names the mode"
 )
 """Not covered by any promise to single records, as no server sees which mode an app has."""
 
