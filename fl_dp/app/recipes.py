@@ -17,14 +17,15 @@ from .overrides import config_folder, parsed
 from .settings import OPTIONS
 from .settings.fitting import GROUPS
 
-_LEARNING_RATE = "client.learning_rate"  # differs from task to task
+# They differ from task to task.
+_LEARNING_RATE, _SERVER_RATE = "client.learning_rate", "server_optimizer.learning_rate"
 
 # Settings that were tuned for privacy=central; of them, these prefixes fit the other promises.
 _FITS = {
     **dict.fromkeys(("central", "correlated", "buffered", "grouped", "none"), ""),
     **dict.fromkeys(("local", "distributed"), "client."),
 }
-_WITHOUT_CLIENT_STEPS = "distributed_records"
+_OF_RECORDS = "distributed_records"  # without client steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     tuned: list[str] | None = None
     if known_pair is not None and prefix is not None:
         tuned = [line for line in known_pair if line.startswith(prefix)]
+    if privacy == _OF_RECORDS:
+        tuned = _of_records(recipes["records"].get(task, {}).get(model), written)
     brought = {_key(line): line for line in tuned or () if _group(line) not in written}
     # A group in which somebody chose a key is not mixed with what fits the promise.
     written_groups = {key.partition(".")[0] for key in written}
@@ -74,17 +77,31 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     subject = f"{pair} under privacy={privacy}" if fitting or prefix is None else pair
     notes = []
     assumed: tuple[str, ...] = ()
-    has_client_steps = privacy != _WITHOUT_CLIENT_STEPS
-    chooses_rate = bool(written.keys() & {_LEARNING_RATE, "tune.candidates"})
-    if tuned is None and has_client_steps and not chooses_rate:
-        assumed = (f"{_LEARNING_RATE}={chosen[_LEARNING_RATE]}",)
+    rate, advice = _LEARNING_RATE, "`fl-dp tune` pays for a better one"
+    if privacy == _OF_RECORDS:
+        rate, advice = _SERVER_RATE, "try others on public data of the same kind"
+        optimizer = OPTIONS["server_optimizer"][chosen["server_optimizer"]]
+        chosen.setdefault(rate, getattr(optimizer, "learning_rate", None))
+    chooses_rate = bool(written.keys() & {rate, "tune.candidates"}) or chosen[rate] is None
+    if tuned is None and not chooses_rate:
+        assumed = (f"{rate}={chosen[rate]}",)
         notes.append(
             f"{subject} has no tuned settings: {assumed[0]} is what "
-            "suits digits under privacy=central; `fl-dp tune` pays for a better one"
+            f"suits digits under privacy=central; {advice}"
         )
     if unwritten:
         notes.append(f"{subject} brings {' '.join(unwritten)}; what you write wins")
     return Recipe(overrides=unwritten, notes=tuple(notes), assumed=assumed)
+
+
+def _of_records(lines: list[str] | None, written: Mapping[str, Any]) -> list[str] | None:
+    """A recipe whose keys were measured together, if nobody wrote one of them; else None."""
+    steps = [line for line in lines or () if _group(line).partition(".")[0] != "privacy"]
+    if written.get("task.label_range") is not None:  # a number has other gradients
+        return None
+    if any(_key(line) in written or _group(line) in written for line in steps):
+        return None
+    return lines
 
 
 def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -114,7 +131,7 @@ def brought_keys() -> frozenset[str]:
     """Keys with values in recipes, and so without a single default."""
     recipes = _read("recipes")
     keys = {_key(line) for lines in recipes["fitting"].values() for line in lines}
-    for models in recipes["tuned"].values():
+    for models in (*recipes["tuned"].values(), *recipes["records"].values()):
         for lines in models.values():
             keys.update(map(_key, lines))
     return frozenset(keys)

@@ -203,23 +203,25 @@ class Score:
     Attributes:
         name: `accuracy` for classes, `r2` for numbers; a line's key is `test_` and this name.
         value: None where it is undefined or unknown.
+        auc: AUC, where it was measured with an accuracy: of a rare class the accuracy says little.
     """
 
     name: str = "accuracy"
     value: float | None = None
+    auc: float | None = None
 
     @classmethod
     def of(cls, accuracy: float | None, metrics: Mapping[str, float | None]) -> Score:
         """The score from a model's accuracy and other metrics."""
         if accuracy is None and "r2" in metrics:
             return cls(name="r2", value=metrics["r2"])
-        return cls(value=accuracy)
+        return cls(value=accuracy, auc=metrics.get("auc"))
 
     @classmethod
     def in_line(cls, line: Mapping[str, Any]) -> Score:
         """The score in a line of `metrics.jsonl`."""
         name = "r2" if "test_r2" in line else "accuracy"
-        return cls(name=name, value=line.get(f"test_{name}"))
+        return cls(name=name, value=line.get(f"test_{name}"), auc=line.get("test_auc"))
 
     @property
     def title(self) -> str:
@@ -234,6 +236,11 @@ class Score:
         if self.value is None or math.isnan(self.value):
             return -math.inf
         return self.value
+
+    @property
+    def with_auc(self) -> str:
+        """The value, and AUC where it is known."""
+        return str(self) if self.auc is None else f"{self}, AUC {self.auc:.3f}"
 
     def __str__(self) -> str:
         """The value with three decimals, `-` without one."""

@@ -107,7 +107,7 @@ def _title(card: RunCard) -> str:
 
 def _score(card: RunCard) -> str:
     if card.score.name == "accuracy":
-        return str(card.score)
+        return card.score.with_auc
     return f"{card.score.title} {card.score}"
 
 

@@ -100,16 +100,50 @@ def test_what_was_tuned_for_a_curator_is_not_brought_under_another_promise() -> 
         "server_optimizer.learning_rate",
     ]
     assert brought(*FASHION, "privacy=dp_sgd") == []
-    assert brought(*FASHION, "privacy=distributed_records") == []
+    assert brought(*FASHION, OF_RECORDS) == []
 
 
 def test_only_who_uses_a_client_step_is_told_that_it_was_not_tuned() -> None:
     [line] = recipe_of([*FASHION, "privacy=dp_sgd"]).notes
     assert "under privacy=dp_sgd has no tuned settings: client.learning_rate=2.0" in line
     untuned = ["task=shakespeare", "model=gru"]
-    assert recipe_of([*untuned, "privacy=distributed_records"]).notes == ()
     assert recipe_of([*untuned, "statistic.query=count", "privacy=distributed"]).notes == ()
     assert brought("statistic.query=count", "privacy=distributed") == []
+
+
+OF_RECORDS = "privacy=distributed_records"
+STEPS = ["clipping.norm", "selection.sampling_rate", "server_optimizer.learning_rate"]
+
+
+@pytest.mark.parametrize("task", ["csv", "parquet", "adult", "breast_cancer"])
+def test_a_table_brings_steps_of_records_together_or_not_at_all(task: str) -> None:
+    table = [f"task={task}", OF_RECORDS]
+    assert brought(*table) == [*STEPS, "privacy.secure_sum.reply_after"]
+    assert brought(*table, "privacy.secure_sum.reply_after=5") == STEPS
+    for written in ("clipping.norm=2", "selection=poisson", "server_optimizer=fedadam"):
+        assert brought(*table, written) == []
+    assert recipe_of(with_recipe(table)).notes == ()
+    settings = compose_settings([*table, *(["task.data_dir=/data"] if task == "csv" else [])])
+    assert settings.selection.sampling_rate == settings.clipping.norm == 1.0
+    assert settings.privacy.secure_sum.reply_after is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["task=csv", "model=mlp"],
+        ["task=csv", "task.label_range=[0,5]"],
+        ["task=csv", "clipping.norm=2"],
+        ["task=shakespeare", "model=gru"],
+    ],
+)
+def test_steps_of_records_that_nobody_tuned_say_so_in_one_line(overrides: list[str]) -> None:
+    [line] = recipe_of([*overrides, OF_RECORDS]).notes
+    assert "under privacy=distributed_records has no tuned settings: server_opt" in line
+    assert recipe_of([*overrides, OF_RECORDS, "server_optimizer.learning_rate=2"]).notes == ()
+    assert recipe_of(with_recipe([*overrides, OF_RECORDS])).notes == ()
+    assert recipe_of([*overrides, OF_RECORDS, "statistic.query=count"]).notes == ()
 
 
 # On the public test part, at epsilon 8 and the default delta: a tenth or less below what was

@@ -738,6 +738,29 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
     assert measured.endswith("leaves out that the last model was measured on clients' rows")
 
 
+def test_the_summary_and_the_progress_tell_auc_beside_accuracy() -> None:
+    """Of a rare class the accuracy is the share of the other one, whatever was learned."""
+    run = RunSummary(
+        path="",
+        variant="",
+        rounds=9,
+        test_accuracy=0.947,
+        epsilon=3.0,
+        delta=1e-5,
+        test_metrics={"auc": 0.462, "balanced_accuracy": 0.5},
+    )
+    others = [replace(run, variant="rounds=9", test_metrics={})]
+    table = summary_table([run, replace(run, test_metrics={"auc": 0.5}), *others])
+    assert [str(column.header) for column in table.columns][2:4] == ["accuracy", "AUC"]
+    assert [str(cell) for cell in table.columns[3].cells] == ["0.481", "-"]
+    assert "AUC" not in [str(column.header) for column in summary_table(others).columns]
+    line = {"round": 100, "test_accuracy": 0.947, "test_auc": 0.462, "epsilon": 2.999}
+    said = describe_round(line, rounds=100, budget=3.0, time_left="time left unknown")
+    assert said.startswith("round 100/100, accuracy 0.947, AUC 0.462, epsilon 3/3")
+    assert len(said) <= 76
+    assert "AUC" not in describe_round(line | {"test_auc": None}, rounds=100, budget=3.0)
+
+
 def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
     run = RunSummary(
         path="",

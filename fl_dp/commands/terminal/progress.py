@@ -244,7 +244,7 @@ def describe_round(line: dict[str, Any], *, rounds: int, budget: float, time_lef
         time_left: Words for the time until all are done; empty once the run has ended.
     """
     score = Score.in_line(line)
-    parts = [f"round {line['round']}/{rounds}", f"{score.title} {score}"]
+    parts = [f"round {line['round']}/{rounds}", f"{score.title} {score.with_auc}"]
     if is_promise(line.get("epsilon"), insecure=line.get("insecure", False)):
         epsilon = ceiling(line["epsilon"], 3)  # the line is narrow
         if math.isfinite(budget):

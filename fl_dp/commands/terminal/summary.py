@@ -114,14 +114,19 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     rows = by_variant(runs)
     both = any(row["record_epsilon"] is not None for row in rows)
     of_records = ("epsilon of a record", "delta of a record") if both else ()
-    headings = ("setting", "runs", score.title, "epsilon", "delta", *of_records, "bytes down, up")
+    aucs = [row["test_metrics_mean"].get("auc") for row in rows]
+    has_auc = any(auc is not None for auc in aucs)
+    scores = (score.title, "AUC") if has_auc else (score.title,)
+    headings = ("setting", "runs", *scores, "epsilon", "delta", *of_records, "bytes down, up")
     shown = []
-    for row in rows:
+    for row, auc in zip(rows, aucs, strict=True):
         spread = row[f"test_{score.name}_std"]
         mean = str(replace(score, value=row[f"test_{score.name}_mean"]))
         if spread is not None:
             mean += f" ± {spread:.3f}"
         cells = [row["variant"] or "default", str(row["runs"]), mean]
+        if has_auc:
+            cells.append("-" if auc is None else f"{auc:.3f}")
         cells += _promised(row["epsilon"], row["delta"])
         if both:
             cells += _promised(row["record_epsilon"], row["record_delta"])
