@@ -273,7 +273,7 @@ class PrivateLoop(RoundLoop):
         if self.evaluation is None:
             return None
         nodes = nodes_of(self._participations.members(self._roster.units(grid, self._log)))
-        model = VectorLayout.of(arrays).only_released(arrays)
+        model = self._layout_of(arrays).only_released(arrays)
         content = self.optimizer.instruct_evaluation(server_round, model, config, nodes)
         if content is None:
             return None
