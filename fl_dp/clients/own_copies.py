@@ -134,7 +134,9 @@ def states_of(module: nn.Module) -> list[State]:
             continue
         seen[id(part)] = part
         if _is_value(type(part)):  # type: ignore[arg-type]  # a type is hashable
-            if (target := _target(part)) is not None:
+            # Recurrent layers of PyTorch refer so to the weights that they were copied from.
+            of_weights = path.endswith("._flat_weight_refs")
+            if not of_weights and (target := _target(part)) is not None:
                 waiting.append((path, target))
             continue
         if not isinstance(part, _HOLDERS):
@@ -151,9 +153,7 @@ def _is_value(kind: type) -> bool:
 def _target(part: Any) -> Any:
     """The object to which a weak reference or a method of a built-in type leads; None: none."""
     if isinstance(part, weakref.ReferenceType):
-        target = part()
-        # PyTorch's recurrent layers refer to the weights of which they are copies.
-        return None if isinstance(target, Tensor) else target
+        return part()
     if isinstance(part, types.BuiltinFunctionType):
         # Functions of PyTorch's own are bound to a record of pybind11's.
         of_torch = type(part.__self__).__module__ == "pybind11_builtins"

@@ -125,6 +125,41 @@ def test_a_weak_reference_leads_to_the_module_that_was_copied() -> None:
         own_copy_of(module)
 
 
+class RemembersWeakly(nn.Module):
+    """Adds what it has seen of earlier records, through a weak reference to its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = head(T)
+        self.register_buffer("seen", torch.zeros(T))
+        self.reference = weakref.ref(self.seen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.reference()
+        assert isinstance(seen, Tensor)
+        out: Tensor = self.a(x + seen)
+        seen.add_(20.0 * x.detach().sum(0))
+        return out
+
+
+def test_a_weak_reference_leads_to_a_tensor_that_copies_would_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match=r"does not copy 'reference' \(Tensor\)"):
+        move_of(RemembersWeakly())
+    # The power: without the walk several norms.
+    monkeypatch.setattr("fl_dp.clients.module_template.own_copy_of", copy.deepcopy)
+    monkeypatch.setattr("fl_dp.clients.module_template.require_own", lambda *_: None)
+    assert move_of(RemembersWeakly()) > 1.2
+
+
+def test_recurrent_layers_may_refer_weakly_to_their_weights() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.LSTM(2, 2), "weight_hh_l0")
+    own_copy_of(nn.Sequential(layer))
+    own_copy_of(nn.GRU(2, 2))
+
+
 def test_what_can_not_be_copied_is_said_in_one_line() -> None:
     module = nn.Linear(2, 2)
     module.lock = threading.Lock()  # type: ignore[assignment]  # torch: a tensor or a module
