@@ -1,5 +1,8 @@
 """An app author's code, run for one unit or record, so that it affects no other one.
 
+**Modes.** Torch's gradient mode and default dtype are of the whole process, too. A unit that leaves
+gradients turned off would end the training of all after it, so a block restores both.
+
 **Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
 NumPy's and `random`'s. Suppose an app, or a server through it, has seeded them. Then a unit that
 fails before it draws shifts all others' coins. That moves a sum by far more than its own update.
@@ -27,7 +30,7 @@ import importlib
 import logging
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -64,8 +67,8 @@ class SeededWords:
 def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
     """Seed the process's torch, NumPy and `random` generators for a block, then restore them.
 
-    Accelerators are seeded too; of these only CUDA's are restored. Not for two threads at once:
-    they would share the generators.
+    Accelerators are seeded too; of these only CUDA's are restored. Torch's gradient mode and
+    default dtype are restored. Not for two threads at once: they would share the generators.
 
     Args:
         source: Source of the seeds; by default a fresh secure one.
@@ -93,8 +96,9 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
             _seed_torch(torch, third >> 1)
 
     try:
-        seed()
-        yield seed
+        with nullcontext() if torch is None else _own_modes(torch):
+            seed()
+            yield seed
     finally:
         random.setstate(random_state)
         np.random.mtrand.set_bit_generator(numpy_generator)
@@ -103,6 +107,19 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
             torch.set_rng_state(torch_state)
         if torch is not None and cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextmanager
+def _own_modes(torch: Any) -> Iterator[None]:
+    """Restore torch's gradient mode and default dtype after a block."""
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        # Its end sets the gradient mode back, too, even if the block left another one entered.
+        with torch.inference_mode(torch.is_inference_mode_enabled()):
+            torch.set_grad_enabled(gradients)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @cache

@@ -69,6 +69,51 @@ def test_the_process_goes_on_drawing_as_if_there_had_been_no_block(
     assert draws() == expected
 
 
+def without_gradients() -> None:
+    torch.set_grad_enabled(False)
+
+
+entered: list[torch.inference_mode] = []  # a mode ends with its object
+
+
+def with_inference_mode_entered() -> None:
+    entered.append(torch.inference_mode())
+    entered[-1].__enter__()
+
+
+def in_float64() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("ends", [None, SystemExit])
+@pytest.mark.parametrize("leave", [without_gradients, with_inference_mode_entered, in_float64])
+def test_a_mode_of_torch_that_a_block_leaves_behind_changes_no_later_training(
+    leave: Callable[[], None], ends: type[BaseException] | None
+) -> None:
+    """Before, one client without gradients took the updates of all after it: three norms of 3."""
+    try:
+        with Contained(), own_chance():
+            leave()
+            if ends is not None:
+                raise ends
+        weight = torch.ones(2, requires_grad=True)
+        [gradient] = torch.autograd.grad((weight * torch.tensor(3.0)).sum(), [weight])
+        assert gradient.tolist() == [3.0, 3.0]
+        assert torch.get_default_dtype() == torch.float32
+    finally:
+        while entered:
+            entered.pop().__exit__(None, None, None)
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_block_without_gradients_stays_one_inside() -> None:
+    with torch.no_grad(), own_chance():
+        assert not torch.is_grad_enabled()
+    with torch.inference_mode(), own_chance():
+        assert torch.is_inference_mode_enabled()
+
+
 def other_numpy_generator() -> None:
     np.random.mtrand.set_bit_generator(np.random.PCG64(1))
 
