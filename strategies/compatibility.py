@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
@@ -136,7 +139,7 @@ def require_memory(model: ArrayRecord) -> None:
 
 
 def require_finite(model: ArrayRecord) -> None:
-    """Check that a model is finite: else no update to it is.
+    """Check that what is released of a model is finite: else no update to it is.
 
     Raises:
         UnfitModel: If a value is NaN or infinite; nobody was asked.
@@ -148,6 +151,35 @@ def require_finite(model: ArrayRecord) -> None:
                 f"'{name}' of the first model holds a value that is NaN or infinite, so no update "
                 "to it is finite: start from finite weights (initial_arrays); nobody was asked"
             )
+
+
+def require_no_tied_rest(model: ArrayRecord, released: ArrayRecord) -> None:
+    """Check that no array that stays has the numbers of one that is trained.
+
+    A `state_dict` has a tied tensor under two names. Of these one is trained, and a client that
+    loads both would begin each round with the other one's first numbers.
+
+    Raises:
+        UnfitModel: One has; nobody was asked.
+    """
+    numbers = {name: read(array)[1] for name, array in released.items()}
+    for name in model.keys() - released.keys():
+        rest = read(model[name])[1]
+        for trained, values in numbers.items():
+            if _are_same(rest, values):
+                raise UnfitModel(
+                    f"'{name}' of the first model has the numbers of '{trained}', which is trained "
+                    "and it is not: if they are one tensor, clients would read the first numbers "
+                    "again in each round. Send what is trained alone, by "
+                    "fl_dp.clients.exchanged_arrays(module); nobody was asked"
+                )
+
+
+def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays have equal numbers, and not one number alone, as scales and zeros have."""
+    if one.shape != other.shape or not np.array_equal(one.flat[:16], other.flat[:16]):
+        return False  # most end here, before all of a large model is read
+    return np.array_equal(one, other) and bool((one != one.flat[:1]).any())
 
 
 def require_no_running_statistics(model: ArrayRecord) -> None:

@@ -35,7 +35,7 @@ from fl_dp.updates.compression import array_bytes
 from fl_dp.updates.narrow import widen
 
 from .checkpoint import Checkpoint
-from .compatibility import require_finite
+from .compatibility import require_finite, require_no_tied_rest
 from .contributions import ContributionCheck, NobodyContributes
 from .exchange import asking, exchange
 from .modes import Mode, Released, RoundFailed
@@ -158,13 +158,16 @@ class RoundLoop(ABC):
         nodes = self._roster.wait(grid)
         done, model = self._progress.origin(initial_arrays)
         self._works = done > 0  # in a simulation no round was released in which all failed
-        require_finite(model)
+        released = self._layout_of(model).only_released(model)
+        require_finite(released)
+        if not done:
+            require_no_tied_rest(model, released)
         result = Result(arrays=model)
         evaluate_config = ConfigRecord(dict(evaluate_config or {}))
         if done < num_rounds:
             self.optimizer.rehearse(
                 done + 1,
-                self._layout_of(model).only_released(model),
+                released,
                 _with_record_plan(train_config, self.record_plan),
                 nodes,
                 metrics=self._metrics,

@@ -87,8 +87,10 @@ class TrainedUnit(UnitReport):
             return self.arrays
         layout = VectorLayout.of(model)
         origin = layout.flatten(model)
-        update = layout.flatten(self.arrays) - origin  # a weighted model would pull towards zero
-        return layout.merge(layout.unflatten(origin + weight * update), self.arrays)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a mask's infinities, too
+            update = layout.flatten(self.arrays) - origin  # a weighted model would pull to zero
+            weighted = origin + weight * update
+        return layout.merge(layout.unflatten(weighted), self.arrays)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

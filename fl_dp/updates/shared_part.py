@@ -113,9 +113,12 @@ class SharedPart:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that any of the patterns matches, in their order."""
-    all_patterns = tuple(patterns)
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in all_patterns)]
+    """The names that any of the patterns is or matches, in their order.
+
+    A name may have brackets, as JAX writes them, which a pattern would read as a choice.
+    """
+    every = frozenset(patterns)
+    return [name for name in names if name in every or any(fnmatchcase(name, p) for p in every)]
 
 
 def in_order(names: Iterable[str], values: Mapping[str, Values]) -> list[Values]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fl_dp.strategies.compatibility import UnfitModel, require_finite
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
@@ -16,6 +17,7 @@ from kind_trainings import NODES, PLANS
 from local_grid import LocalGrid, answer_with_app
 from secure_nodes import SecureNodes
 from torch import nn
+from trainings import budgeted
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients import numpy_client_app, trained_names
@@ -113,6 +115,67 @@ def test_running_statistics_that_are_not_trained_are_constants(tmp_path: Path) -
     answer = answer_with_app(numpy_client_app(lambda context: Adds()), NODES)
     result = strategy.start(LocalGrid(answer, NODES), arrays)
     np.testing.assert_array_equal(result.arrays["norm.running_var"].numpy(), np.ones(2))
+
+
+@pytest.mark.parametrize("number", [-np.inf, np.nan])
+@pytest.mark.parametrize("weight_cap", [None, 10.0])
+def test_what_is_not_trained_may_be_infinite_or_missing(
+    number: float, weight_cap: float | None, tmp_path: Path
+) -> None:
+    """As masks of attention are, which a state_dict holds. Before, no training began."""
+    arrays = ArrayRecord(
+        {"head.weight": Array(np.zeros(2)), "mask": Array(np.array([0.0, number]))}
+    )
+    strategy = budgeted(tmp_path, trained=("head.weight",), weight_cap=weight_cap)
+    answer = answer_with_app(numpy_client_app(lambda context: Adds()), 4)
+    result = strategy.start(LocalGrid(answer, 4), arrays)
+    np.testing.assert_array_equal(result.arrays["mask"].numpy(), arrays["mask"].numpy())
+    assert (result.arrays["head.weight"].numpy() != 0.0).all()
+
+
+def test_what_is_trained_may_not() -> None:
+    with pytest.raises(UnfitModel, match=r"'head\.weight' of the first model holds a value that"):
+        require_finite(ArrayRecord({"head.weight": Array(np.array([0.0, np.inf]))}))
+
+
+def test_a_name_with_brackets_is_itself(tmp_path: Path) -> None:
+    name = "['params']['Dense_0']['kernel']"  # as JAX writes it
+    arrays = ArrayRecord({name: Array(np.zeros(3)), "scale": Array(SCALE)})
+    strategy = budgeted(tmp_path, trained=(name,))
+    answer = answer_with_app(numpy_client_app(lambda context: Adds()), 4)
+    result = strategy.start(LocalGrid(answer, 4), arrays)
+    assert (result.arrays[name].numpy() != 0.0).all()
+    np.testing.assert_array_equal(result.arrays["scale"].numpy(), SCALE)
+
+
+def tied(*, bias: float) -> ArrayRecord:
+    """A `state_dict` of two layers of one weight, and of biases that begin alike."""
+    weight = np.arange(6.0).reshape(2, 3)
+    return ArrayRecord(
+        {
+            "encoder.weight": Array(weight),
+            "encoder.bias": Array(np.full(2, bias)),
+            "decoder.weight": Array(weight),
+            "decoder.bias": Array(np.full(2, bias)),
+        }
+    )
+
+
+def test_a_tied_tensor_s_other_name_would_undo_each_round(tmp_path: Path) -> None:
+    """Before, a plain app that loads both began all rounds with the first weights."""
+    strategy = budgeted(tmp_path, trained=("encoder.*",))
+    answer = answer_with_app(numpy_client_app(lambda context: Adds()), 4)
+    with pytest.raises(UnfitModel, match=r"'decoder.weight' .* numbers of 'encoder.weight'"):
+        strategy.start(LocalGrid(answer, 4), tied(bias=0.0))
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_spent == 0
+
+
+def test_equal_biases_and_both_names_are_no_tied_rest(tmp_path: Path) -> None:
+    strategy = budgeted(tmp_path, trained=("*.weight", "encoder.bias"))
+    answer = answer_with_app(numpy_client_app(lambda context: Adds()), 4)
+    result = strategy.start(LocalGrid(answer, 4), tied(bias=1.0))
+    np.testing.assert_array_equal(result.arrays["decoder.bias"].numpy(), np.ones(2))
 
 
 # An app's own description of its module is compared before anything is charged.
