@@ -22,16 +22,19 @@ _RECORDS = 4  # whatever a client has: how many that is must not decide about a 
 def require_trainable(
     module: nn.Module, train: Callable[[nn.Module, Tensor, Tensor], None], parts: Sequence[Pair]
 ) -> None:
-    """Train a copy of a module on made-up records; refuse what fails, or changes a buffer.
+    """Train a copy of a module on made-up records; refuse what fails, or changes what stays.
 
-    A buffer is not released: what training writes into it would be lost with the client.
+    Frozen parameters and buffers are not released: what training writes into them would be lost
+    with the client.
 
     Raises:
-        ValueError: The training raises, or changes a buffer; the text names it.
+        ValueError: The training raises, changes a frozen parameter or a buffer, or freezes a
+            parameter; the text names it.
     """
     copied = own_copy_of(module)
-    trained = {name for name, _ in copied.named_parameters(remove_duplicate=False)}
-    before = {name: value.clone() for name, value in copied.state_dict().items()}
+    named = dict(copied.named_parameters(remove_duplicate=False))
+    trained = {name for name, value in named.items() if value.requires_grad}
+    before = {name: value.clone() for name, value in _state_of(copied).items()}
     try:
         with own_chance():
             train(copied, *_made_up(parts))
@@ -40,7 +43,7 @@ def require_trainable(
             f"the training fails on {_RECORDS} made-up records of your data's form: "
             f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
-    after = copied.state_dict()
+    after = _state_of(copied)
     if all(_are_equal(after[name], before[name]) for name in trained_names(module)):
         logger.warning(
             "fit moved no parameter on %d made-up records: so it may be on the clients' own, and "
@@ -48,8 +51,21 @@ def require_trainable(
             _RECORDS,
         )
     for name, value in after.items():
-        if name in trained or name not in before or _are_equal(value, before[name]):
+        if name not in before:
             continue
+        moved = not _are_equal(value, before[name])
+        if name in trained and not moved and not named[name].requires_grad:
+            raise ValueError(
+                f"fit freezes '{name}' and does not train it, and it is released with noise: write "
+                "requires_grad_(False) where the module is made"
+            )
+        if name in trained or not moved:
+            continue
+        if name in named:
+            raise ValueError(
+                f"fit trains '{name}', which is frozen and not released: write "
+                "requires_grad_(True) where the module is made, or leave it as it is"
+            )
         owner = copied.get_submodule(name.rpartition(".")[0])
         raise ValueError(
             f"training changes '{name}' of a {type(owner).__name__}, which is no parameter and is "
@@ -57,6 +73,11 @@ def require_trainable(
             "BatchNorm's place (fl_dp.clients.private_module does), or freeze that part and put it "
             "in eval()"
         )
+
+
+def _state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and all buffers, also those that a `state_dict` leaves out."""
+    return module.state_dict() | {name: value.detach() for name, value in module.named_buffers()}
 
 
 def _made_up(parts: Sequence[Pair]) -> Pair:

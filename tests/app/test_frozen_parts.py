@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_dp import PrivacyLedger
 from fl_dp.app import train_private
+from fl_dp.app.private_module import Fit
 from fl_dp.model_modes import set_training_mode
 
 CLIENTS = 20
@@ -56,9 +57,9 @@ class CountsCalls(nn.Module):
 
     history: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, persistent: bool = True) -> None:
         super().__init__()
-        self.register_buffer("history", torch.zeros(6))
+        self.register_buffer("history", torch.zeros(6), persistent=persistent)
         self.head = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,6 +89,7 @@ def test_frozen_parts_and_buffers_stay_to_the_bit(evaluated: bool) -> None:
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "1.running_mean"),
         (CountsCalls(), "history"),
+        (CountsCalls(persistent=False), "history"),
     ],
 )
 def test_a_buffer_that_training_changes_is_refused_by_name(
@@ -97,6 +99,57 @@ def test_a_buffer_that_training_changes_is_refused_by_name(
     with pytest.raises(ValueError, match=f"training changes '{name}'"):
         train_private(module, clients(), ledger=ledger, **BUDGET)
     assert not ledger.exists()
+
+
+def step(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    loss = nn.functional.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient)
+
+
+def unfreezes(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    step(model.requires_grad_(True), x, y)
+
+
+def freezes(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    model.get_submodule("2").requires_grad_(False)
+    step(model, x, y)
+
+
+def freezes_when_done(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    step(model, x, y)
+    model.requires_grad_(False)
+
+
+def in_two_parts() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("fit", "words"),
+    [
+        (unfreezes, "fit trains '0.weight', which is frozen and not released"),
+        (freezes, "fit freezes '2.weight' and does not train it"),
+    ],
+)
+def test_a_fit_that_trains_another_part_than_is_released_is_refused(
+    fit: Fit, words: str, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    with pytest.raises(ValueError, match=words):
+        train_private(in_two_parts(), clients(), fit=fit, ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
+def test_a_fit_may_freeze_what_it_has_trained() -> None:
+    module = in_two_parts()
+    trained = train_private(module, clients(), fit=freezes_when_done, **BUDGET)
+    assert not torch.equal(trained.model.state_dict()["2.weight"], module.state_dict()["2.weight"])
 
 
 def test_a_module_that_is_frozen_as_a_whole_is_refused(tmp_path: Path) -> None:
