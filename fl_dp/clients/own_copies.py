@@ -94,8 +94,9 @@ def own_copy_of(module: Copied) -> Copied:
     """Copy a module for a record or a unit, which may write into it whatever it likes.
 
     Raises:
-        ValueError: A part can't be copied, or is shared by the copy; the text names it.
+        ValueError: A part can't be copied, or is shared or lost by the copy; the text names it.
     """
+    _require_no_gradient_hooks(module)
     states = states_of(module)
     try:
         copied = copy.deepcopy(module, _computed_tensors(states))
@@ -106,6 +107,20 @@ def own_copy_of(module: Copied) -> Copied:
         ) from error
     require_own(copied, states)
     return copied
+
+
+def _require_no_gradient_hooks(module: nn.Module) -> None:
+    """Check that no parameter has a hook, which PyTorch's copies of it do not have.
+
+    Raises:
+        ValueError: One has; the text names it.
+    """
+    for name, value in module.named_parameters():
+        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"'{name}' has a hook of its gradient, which copies lose, and noise moves what a "
+                "hook masks: let forward compute it, or split off a part with requires_grad_(False)"
+            )
 
 
 def require_own(copied: nn.Module, states: Sequence[State]) -> None:

@@ -167,6 +167,17 @@ def test_what_can_not_be_copied_is_said_in_one_line() -> None:
         own_copy_of(module)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_of_a_gradient_which_copies_would_lose_is_refused(register: str) -> None:
+    """Before, weights that it masked were trained, and got noise."""
+    layer = nn.Linear(2, 2)
+    handle = getattr(layer.weight, register)(lambda gradient: None)
+    with pytest.raises(ValueError, match=r"'0\.weight' has a hook of its gradient"):
+        own_copy_of(nn.Sequential(layer))
+    handle.remove()
+    own_copy_of(nn.Sequential(layer))
+
+
 def test_values_functions_and_what_copies_well_pass() -> None:
     module = nn.Sequential(nn.LSTM(2, 2), nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
     module[1].register_forward_hook(lambda *_: None)
