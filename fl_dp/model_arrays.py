@@ -63,12 +63,21 @@ def get_arrays(model: nn.Module, names: Sequence[str] | None = None) -> dict[str
     """Copy a model's state from any device to arrays, named and ordered as `names`.
 
     They are entries of `distinct_state`; by default all of it.
+
+    Raises:
+        ValueError: An entry has a dtype that NumPy lacks, such as bfloat16.
     """
     state = distinct_state(model)
-    return {
-        name: state[name].to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
-        for name in (state if names is None else names)
-    }
+    return {name: _numpy(name, state[name]) for name in (state if names is None else names)}
+
+
+def _numpy(name: str, tensor: Tensor) -> NDArray[Any]:
+    try:
+        return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+    except TypeError as error:
+        raise ValueError(
+            f"'{name}' is {tensor.dtype}, which NumPy does not have: write module.float()"
+        ) from error
 
 
 def set_arrays(

@@ -170,6 +170,7 @@ def train_private(
             "the labels are the numbers 0.0 and 1.0, which are predicted as numbers and have a "
             "mean absolute error; for two classes with an accuracy give integers and two outputs"
         )
+    first = {name: Array(values) for name, values in get_arrays(module, names).items()}
     train = fit if fit is not None else _sgd(learning_rate, epochs, batch_size)
     arguments = {
         "epsilon": epsilon,
@@ -221,7 +222,6 @@ def train_private(
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            first = {name: Array(values) for name, values in get_arrays(module, names).items()}
             released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
 
         opened.enter_context(one_thread())

@@ -159,6 +159,13 @@ def test_a_module_that_is_frozen_as_a_whole_is_refused(tmp_path: Path) -> None:
     assert not ledger.exists()
 
 
+def test_a_dtype_that_numpy_lacks_is_refused_before_a_ledger_exists(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    with pytest.raises(ValueError, match=r"'weight' is torch.bfloat16.*write module.float\(\)"):
+        train_private(nn.Linear(6, 2).bfloat16(), clients(), ledger=ledger, **BUDGET)
+    assert not ledger.exists()
+
+
 def test_a_training_that_fails_on_made_up_records_is_refused(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
 
