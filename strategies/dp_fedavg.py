@@ -292,7 +292,7 @@ class DPFedAvg(RoundStrategy):
             "clipping": _clipping_of(clipping_norm, clipping),
             "neighboring_relation": neighboring_relation,
             "other_releases": freeze(
-                [*selection.releases(rounds), *releases_of(evaluation, rounds)]
+                [*freeze(selection.releases(rounds)), *releases_of(evaluation, rounds)]
             ),
             "metrics": metrics,
             "contribution_check": contribution_check,

@@ -76,6 +76,7 @@ NO_KEYS = {
     "correlation": "made of bands",
     "other_releases": "planned by what makes them",
     "training": "written by the node",
+    "trained": "said by the model that is built",
 }
 """Arguments that are no key, with the reason."""
 

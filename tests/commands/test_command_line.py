@@ -871,11 +871,17 @@ def test_a_ledger_that_was_altered_is_status_1(
         assert result.stdout == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at " * 9])
-def test_a_file_that_is_no_ledger_is_status_1(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"", 2), (b"not a database, but long enough to look at " * 9, 1)],
+    ids=["empty, as if there were none", "something else"],
+)
+def test_a_file_that_is_no_ledger_has_its_status(
+    content: bytes, status: int, tmp_path: Path
+) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(content)
-    assert call("ledger", str(path)).exit_code == 1
+    assert call("ledger", str(path)).exit_code == status
 
 
 def test_the_entries_are_exported_as_csv(ledger_path: Path, tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ RAISED_IN_PYTHON = (
     "groups with budgets of their own take part in every round",
     "a {self.kind} plan has cohorts by",
     "means nothing where noise is added",
+    "evaluation lets the server read what each client measures",
+    "evaluation asks every client after a release",
+    "evaluation lets the server read what clients measure",
 )
 """Beginnings of errors that only plans in Python meet: keys have no such combination."""
 

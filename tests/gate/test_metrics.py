@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.rehearsal import Answers, RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
@@ -328,7 +328,7 @@ def test_a_server_that_rehearses_nothing_is_refused_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "fl_dp.strategies.question.Question.rehearse", lambda *args, **options: None
+        "fl_dp.strategies.question.Question.rehearse", lambda *args, **options: Answers()
     )
     gates = Gates(tmp_path, NODES, **SUMS)
     with pytest.raises(SecureSumFailed, match="0 of 3 clients replied"):

@@ -17,9 +17,6 @@ from ledger_files import killed_at_statement, start_python
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.app.run_folder import RunFolder
-from fl_dp.clients.node_config import NodeConfig
-from fl_dp.commands.words_of_budget import words_of_budget
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger, SpentLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms.events import GaussianEvent
@@ -127,10 +124,6 @@ def test_an_empty_file_is_a_ledger_that_was_never_made(tmp_path: Path) -> None:
     for kind in (NodeLedger, SpentLedger):
         with pytest.raises(FileNotFoundError, match=r"no ledger at .*ledger\.db"):
             kind.read(path)
-    owner = NodeConfig.of({"dp-ledger-path": str(path), "dp-max-epsilon": 4.0})
-    assert words_of_budget(owner) == ["Nothing was spent: all of epsilon 4 is there"]
-    assert not RunFolder(tmp_path).has_ledger
-    assert not RunFolder(tmp_path).write_statement_of_ledger()
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE patients (name)")
     with pytest.raises(LedgerCorrupted):  # a database of something else is not taken for none

@@ -275,7 +275,7 @@ def test_a_client_that_can_not_read_a_narrow_model_contributes_zero(
         with pytest.raises(TypeError):
             arrays_of(message)
         [model] = message.content.array_records.values()
-        return reply(message, {"w": np.frombuffer(model["w"].data[-200:], "<f2")})
+        return reply(message, {"w": np.frombuffer(model["w"].data[-200:], "<u2")})
 
     model = record(w=np.ones(100))
     trained = quietly(tmp_path, plain, Compression(down=name), model, noise_multiplier=1e-5)
