@@ -244,7 +244,8 @@ class PrivateSteps:
         """Copy a model and make the optimizer.
 
         Raises:
-            ValueError: The model can't be trained; see `DPSGD.gradients`.
+            ValueError: The model can't be trained (see `DPSGD.gradients`), or the optimizer moves
+                nothing, or to no number.
             TypeError: `how.optimizer` makes no optimizer, or one that needs a closure.
         """
         self.template = ModuleTemplate(model)
@@ -264,6 +265,7 @@ class PrivateSteps:
                 f"{type(self._optimizer).__name__} evaluates the loss of a batch by itself, which "
                 "no noise would cover: let DPSGD(optimizer=...) make another one, such as SGD"
             )
+        _require_moving(how, self._parameters)
         self._gradients = how.gradients(
             self.template, clipping_norm=plan.clipping_norm, rng=self._rng
         )
@@ -289,6 +291,33 @@ class PrivateSteps:
             self._optimizer.step()
 
         self._gradients.sum_each(samples, step)
+
+
+def _require_moving(how: DPSGD, parameters: Sequence[nn.Parameter]) -> None:
+    """Take one step of a made-up gradient, with other parameters of the same shapes.
+
+    Raises:
+        ValueError: It moves none of them, or to a number that is not finite.
+        Exception: Any error of the optimizer.
+    """
+    trial = [nn.Parameter(torch.ones_like(parameter)) for parameter in parameters]
+    with torch.no_grad():
+        for parameter in trial:  # a tiny step shows at 0, and one that scales a weight at 1
+            if parameter.numel():
+                parameter[(0,) * parameter.ndim] = 0.0
+            parameter.grad = torch.ones_like(parameter)
+    before = [parameter.detach().clone() for parameter in trial]
+    how.optimizer(trial).step()
+    if all(torch.equal(*pair) for pair in zip(trial, before, strict=True)):
+        raise ValueError(
+            "a step of DPSGD(optimizer=...) moves no parameter, so a budget would be spent for "
+            "nothing: give it a learning rate above 0, and the parameters that it gets"
+        )
+    if not all(bool(parameter.isfinite().all()) for parameter in trial):
+        raise ValueError(
+            "a step of DPSGD(optimizer=...) leaves numbers that are not finite: give it a finite "
+            "learning rate"
+        )
 
 
 def _poisson_samples(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from fl_dp import PrivacyBudget
@@ -173,6 +174,37 @@ def test_features_of_another_dtype_than_the_model_s_are_found_by_the_example(
     fitting = replace(HOW, example=(numbers.float(), torch.zeros(2, 1)))
     sent, _ = sent_of(tmp_path / "fitting.db", loader, how=fitting)
     assert sent == pytest.approx(STEPS * RECORDS, abs=SLACK)
+
+
+class NoStep(SGD):
+    def step(self, closure: Any = None) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        (lambda parameters: SGD(parameters, lr=0.0), "moves no parameter"),
+        (lambda parameters: Adam(parameters, lr=0.0, weight_decay=1.0), "moves no parameter"),
+        (lambda parameters: NoStep(parameters, lr=1.0), "moves no parameter"),
+        (lambda parameters: SGD([nn.Parameter(torch.ones(1))], lr=1.0), "moves no parameter"),
+        (lambda parameters: SGD(parameters, lr=math.inf), "leaves numbers that are not finite"),
+        (lambda parameters: SGD(parameters, lr=math.nan), "leaves numbers that are not finite"),
+    ],
+)
+def test_an_optimizer_that_trains_nothing_is_found_before_a_charge(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: Any, line: str
+) -> None:
+    how = replace(HOW, optimizer=optimizer)
+    assert sent_of(tmp_path / "ledger.db", DataLoader(Records()), how=how) == (0.0, 0)
+    assert line in caplog.text
+
+
+@pytest.mark.parametrize("rate", [1e-30, 1e-3])
+def test_an_optimizer_of_small_steps_trains(tmp_path: Path, rate: float) -> None:
+    how = replace(HOW, optimizer=lambda parameters: Adam(parameters, lr=rate))
+    _, charges = sent_of(tmp_path / "ledger.db", DataLoader(Records()), how=how)
+    assert charges == 1
 
 
 def test_a_model_of_which_nothing_is_trained_is_refused_before_a_charge(tmp_path: Path) -> None:
