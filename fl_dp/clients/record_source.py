@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -90,12 +91,17 @@ def require_rows(dataset: Any) -> None:
     """Check that a data set has numbered rows.
 
     Raises:
-        ValueError: It has none, or is several data sets.
+        ValueError: It has none, is several data sets, or its rows can be no pairs.
     """
     if isinstance(dataset, dict):
         raise ValueError(
             f"a {type(dataset).__name__} holds several data sets: write one of them, such as "
             f"data[{next(iter(dataset), 'train')!r}]"
+        )
+    if isinstance(dataset, str | bytes | range | np.ndarray | Tensor):
+        raise ValueError(
+            f"rows of a {type(dataset).__name__} are no pairs of inputs and targets: write "
+            "TensorDataset(inputs, targets)"
         )
     numbered = all(hasattr(type(dataset), name) for name in ("__getitem__", "__len__"))
     if isinstance(dataset, IterableDataset) or not numbered:
