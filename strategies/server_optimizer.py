@@ -314,7 +314,8 @@ class ServerOptimizer:
         try:
             with _quiet_flower():
                 asked = trial.instruct(server_round, arrays, ConfigRecord(dict(config)), roster)
-                trial.step(server_round, moved, asked, dict.fromkeys(metrics, 0.0))
+                stepped, _ = trial.step(server_round, moved, asked, dict.fromkeys(metrics, 0.0))
+                _require_step(layout, arrays, moved, stepped)
                 if evaluated:
                     trial.instruct_evaluation(server_round, moved, ConfigRecord(), roster)
                     trial.step_evaluation(server_round, dict.fromkeys(evaluated, 0.0))
@@ -416,6 +417,23 @@ class ServerOptimizer:
             if isinstance(wanted, int):
                 least = max(least, wanted)
         return least
+
+
+def _require_step(
+    layout: VectorLayout, model: ArrayRecord, moved: ArrayRecord, stepped: ArrayRecord | None
+) -> None:
+    """Check that a strategy makes a finite model of a moved one, and another than it had.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if stepped is None:
+        return  # the model stays for this round
+    before, asked, after = (layout.in_float64().flatten(each) for each in (model, moved, stepped))
+    if not np.isfinite(after).all():
+        raise ValueError("its model is not finite: write a finite learning rate")
+    if np.array_equal(after, before) and not np.array_equal(asked, before):
+        raise ValueError("its model is the one before: write a learning rate above 0")
 
 
 def _require_stand_in(grid: Grid, hook: str) -> None:

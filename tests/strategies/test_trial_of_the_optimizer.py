@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +87,26 @@ def test_what_would_end_the_first_round_ends_before_it_is_charged(
     open_ledger: Any, inner: type[FedAvg]
 ) -> None:
     Run(open_ledger, inner()).assert_refused(REFUSED[inner])
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (lambda: FedAdam(eta=0.0), "its model is the one before: write a learning rate above 0"),
+        (lambda: FedAvgM(server_learning_rate=0.0), "its model is the one before"),
+        (lambda: FedAdam(eta=math.inf), "its model is not finite"),
+        (lambda: FedYogi(eta=math.nan), "its model is not finite"),
+    ],
+)
+def test_a_server_optimizer_that_learns_nothing_is_refused_uncharged(
+    open_ledger: Any, inner: Callable[[], Strategy], said: str
+) -> None:
+    """Before, it was charged for all rounds, and returned the first model or none."""
+    Run(open_ledger, inner()).assert_refused(said)
+
+
+def test_a_server_optimizer_of_small_steps_trains(open_ledger: Any) -> None:
+    Run(open_ledger, FedAdam(eta=1e-6)).start()
 
 
 def test_an_error_of_the_subclass_itself_is_found_too(open_ledger: Any) -> None:
