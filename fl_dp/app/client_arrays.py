@@ -230,8 +230,11 @@ def _counted(values: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     """Floating-point numbers in a type, whole ones as int64.
 
     Raises:
-        ValueError: One is not finite: its client's update would be lost and still cost budget.
+        ValueError: One is not finite: its client's update would be lost and still cost budget. Or
+            they are complex, and a part would be lost.
     """
+    if values.is_complex():
+        raise ValueError(f"{name} are complex numbers: give their real parts, or two columns")
     if not values.is_floating_point():
         return values.to(torch.int64)
     numbers = values.to(dtype)

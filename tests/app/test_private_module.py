@@ -54,6 +54,11 @@ def with_one(value: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return changed, labels
 
 
+def complex_labels() -> tuple[NDArray[Any], NDArray[np.complex128]]:
+    records, labels = blobs(9)
+    return records, labels + 1j
+
+
 def line() -> nn.Linear:
     module = nn.Linear(3, 2)
     nn.init.zeros_(module.weight)
@@ -214,6 +219,10 @@ Wrong = Callable[[], Any]
         (
             lambda: train_private(line(), [with_one(np.nan)] * 9, **BUDGET),
             "client 0: records hold 1 missing or infinite",
+        ),
+        (
+            lambda: train_private(line(), [complex_labels()] * 9, **BUDGET),
+            "client 0: labels are complex numbers",
         ),
         (
             lambda: train_private(line(), clients(), test=with_one(np.inf), **BUDGET),
