@@ -50,6 +50,12 @@ def require_trainable(
             "the budget is spent on noise",
             _RECORDS,
         )
+    if not all(bool(value.isfinite().all()) for value in named.values()):
+        logger.warning(
+            "training leaves numbers that are not finite on %d made-up records: a client of whose "
+            "own it does so contributes nothing, and is charged",
+            _RECORDS,
+        )
     for name, value in after.items():
         if name not in before:
             continue

@@ -200,6 +200,18 @@ def test_a_fit_that_moves_nothing_is_told_before_a_charge(
     assert "fit moved no parameter on 4 made-up records" in caplog.text
 
 
+def test_a_fit_that_leaves_no_finite_numbers_is_told_before_a_charge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fit(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        for parameter in model.parameters():
+            parameter.data.fill_(torch.nan)
+
+    with pytest.raises(NobodyContributes):
+        train_private(nn.Linear(6, 2), clients(), fit=fit, **BUDGET)
+    assert "training leaves numbers that are not finite on 4 made-up records" in caplog.text
+
+
 # Modes.
 
 
