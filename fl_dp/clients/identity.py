@@ -121,9 +121,10 @@ def _described(
     return forms, frozenset(sent for sent, name in pairs if name in trained)
 
 
-def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:
+def _forms(arrays: Sequence[Any] | Mapping[str, Any], model: Mapping[str, Form]) -> dict[str, Form]:
     """The arrays' forms under the model's names in order, as training names them."""
-    converted = [Array(np.asarray(values)) for values in arrays]
+    values = arrays.values() if isinstance(arrays, Mapping) else arrays  # of `get_arrays`
+    converted = [item if isinstance(item, Array) else Array(np.asarray(item)) for item in values]
     names = [*model, *(f"#{index}" for index in range(len(model), len(converted)))]
     pairs = zip(names, converted, strict=False)
     return {name: (tuple(array.shape), array.dtype) for name, array in pairs}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fl_dp.strategies.contributions import ContributionCheck, NobodyContributes
 from fl_dp.strategies.rehearsal import RehearsalFailed, meaning_of
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import fixedclipping_mod as old_fixedclipping_mod
 from flwr.client.mod import secaggplus_mod
@@ -183,6 +183,16 @@ def test_a_client_of_another_model_is_refused_before_anything_is_spent(
     assert "node 'partition-0' (numpy_client_app of fl-dp)" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert_untouched(grid)
+
+
+@pytest.mark.parametrize("kind", [dict, ArrayRecord])
+def test_an_app_may_tell_its_arrays_by_name(start: Any, kind: Any) -> None:
+    """As `get_arrays` and Flower's records hold them. Before, the names were read as arrays."""
+    named = {"weight": np.ones((2, 3)), "bias": np.ones(3, np.float32)}
+    arrays = kind(named if kind is dict else {n: Array(values) for n, values in named.items()})
+    grid = grid_of(app_of(arrays_fn=lambda context, config: arrays))
+    start(grid)
+    assert grid.sent
 
 
 @pytest.mark.parametrize("dtype", ["float16", "longdouble", ">f4"])
