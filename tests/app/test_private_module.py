@@ -54,7 +54,7 @@ def with_one(value: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return changed, labels
 
 
-def complex_labels() -> tuple[NDArray[Any], NDArray[np.complex128]]:
+def complex_labels() -> tuple[NDArray[Any], NDArray[Any]]:
     records, labels = blobs(9)
     return records, labels + 1j
 

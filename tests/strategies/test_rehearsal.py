@@ -188,8 +188,9 @@ def test_a_client_of_another_model_is_refused_before_anything_is_spent(
 @pytest.mark.parametrize("kind", [dict, ArrayRecord])
 def test_an_app_may_tell_its_arrays_by_name(start: Any, kind: Any) -> None:
     """As `get_arrays` and Flower's records hold them. Before, the names were read as arrays."""
-    named = {"weight": np.ones((2, 3)), "bias": np.ones(3, np.float32)}
-    arrays = kind(named if kind is dict else {n: Array(values) for n, values in named.items()})
+    arrays = kind({"weight": Array(np.ones((2, 3))), "bias": Array(np.ones(3, np.float32))})
+    if kind is dict:
+        arrays = {name: array.numpy() for name, array in arrays.items()}
     grid = grid_of(app_of(arrays_fn=lambda context, config: arrays))
     start(grid)
     assert grid.sent
