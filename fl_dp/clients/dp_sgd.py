@@ -253,19 +253,8 @@ class PrivateSteps:
         self._how = how
         self._rng = rng or SecureRandom()
         self._parameters = list(self.template.parameters.values())
-        self._optimizer = how.optimizer(self._parameters)
-        if not isinstance(self._optimizer, Optimizer):
-            raise TypeError(
-                f"DPSGD(optimizer=...) made a {type(self._optimizer).__name__}: let it return a "
-                "torch.optim.Optimizer of the parameters that it gets"
-            )
-        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(
-                f"{type(self._optimizer).__name__} evaluates the loss of a batch by itself, which "
-                "no noise would cover: let DPSGD(optimizer=...) make another one, such as SGD"
-            )
         _require_moving(how, self._parameters)
+        self._optimizer = _optimizer_of(how, self._parameters)
         self._gradients = how.gradients(
             self.template, clipping_norm=plan.clipping_norm, rng=self._rng
         )
@@ -293,6 +282,27 @@ class PrivateSteps:
         self._gradients.sum_each(samples, step)
 
 
+def _optimizer_of(how: DPSGD, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The optimizer of parameters.
+
+    Raises:
+        TypeError: `how.optimizer` makes none, or one that needs a closure.
+    """
+    optimizer = how.optimizer(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"DPSGD(optimizer=...) made a {type(optimizer).__name__}: let it return a "
+            "torch.optim.Optimizer of the parameters that it gets"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{type(optimizer).__name__} evaluates the loss of a batch by itself, which "
+            "no noise would cover: let DPSGD(optimizer=...) make another one, such as SGD"
+        )
+    return optimizer
+
+
 def _require_moving(how: DPSGD, parameters: Sequence[nn.Parameter]) -> None:
     """Take one step of a made-up gradient, with other parameters of the same shapes.
 
@@ -307,7 +317,7 @@ def _require_moving(how: DPSGD, parameters: Sequence[nn.Parameter]) -> None:
                 parameter[(0,) * parameter.ndim] = 0.0
             parameter.grad = torch.ones_like(parameter)
     before = [parameter.detach().clone() for parameter in trial]
-    how.optimizer(trial).step()
+    _optimizer_of(how, trial).step()
     if all(torch.equal(*pair) for pair in zip(trial, before, strict=True)):
         raise ValueError(
             "a step of DPSGD(optimizer=...) moves no parameter, so a budget would be spent for "

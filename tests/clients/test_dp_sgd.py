@@ -273,9 +273,13 @@ class Counted(Dataset[tuple[Tensor, Tensor]]):
 
 
 class CountedSGD(SGD):
-    """Counts its steps."""
+    """Counts the steps of the last one that was made; the first one is tried before a charge."""
 
     taken = 0
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        type(self).taken = 0
 
     def step(self, closure: Any = None) -> Any:
         type(self).taken += 1
@@ -307,7 +311,6 @@ def test_each_record_is_in_each_sample_by_a_coin_of_the_plan_s_rate(physical: in
 def test_a_participation_has_exactly_the_plan_s_steps_empty_samples_included(
     physical: int | None, records: int, rate: float
 ) -> None:
-    CountedSGD.taken = 0
     train_with_dp_sgd(
         small_model(),
         loader_of(*records_of(records)),
