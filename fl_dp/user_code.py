@@ -95,10 +95,14 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
         if torch is not None:
             _seed_torch(torch, third >> 1)
 
+    def begin() -> None:
+        set_back()
+        seed()
+
     try:
-        with nullcontext() if torch is None else _own_modes(torch):
-            seed()
-            yield seed
+        with nullcontext(_do_nothing) if torch is None else _own_modes(torch) as set_back:
+            begin()
+            yield begin
     finally:
         random.setstate(random_state)
         np.random.mtrand.set_bit_generator(numpy_generator)
@@ -109,15 +113,27 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
+def _do_nothing() -> None:
+    """Set back no modes, without torch."""
+
+
 @contextmanager
-def _own_modes(torch: Any) -> Iterator[None]:
-    """Restore torch's gradient mode and default dtype after a block."""
+def _own_modes(torch: Any) -> Iterator[Callable[[], None]]:
+    """Restore torch's gradient mode and default dtype after a block.
+
+    Yields:
+        A function that sets both back within it, for the next unit or record.
+    """
     gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+
+    def set_back() -> None:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+
     try:
         # Its end sets the gradient mode back, too, even if the block left another one entered.
         with torch.inference_mode(torch.is_inference_mode_enabled()):
-            torch.set_grad_enabled(gradients)
-            yield
+            yield set_back
     finally:
         torch.set_default_dtype(dtype)
 

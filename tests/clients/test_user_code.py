@@ -107,6 +107,17 @@ def test_a_mode_of_torch_that_a_block_leaves_behind_changes_no_later_training(
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("leave", [without_gradients, in_float64])
+def test_a_mode_of_torch_that_a_record_leaves_behind_changes_no_next_one(
+    leave: Callable[[], None],
+) -> None:
+    with own_chance() as seed_again:
+        leave()
+        seed_again()
+        assert torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.float32
+
+
 def test_a_block_without_gradients_stays_one_inside() -> None:
     with torch.no_grad(), own_chance():
         assert not torch.is_grad_enabled()
