@@ -92,7 +92,7 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
     norms, arrays = len(plan.release.clipping.first_norms), len(layout.released)
     if norms not in (1, arrays):
         raise OptionError(
-            f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
+            f"the plan clips {norms} layers and the model has {arrays} trained arrays: "
             "give one clipping norm for each, or one for the whole update"
         )
     most = plan.bundle(plan.noise_multiplier).max_units
