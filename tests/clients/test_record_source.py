@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a file's name": (lambda: "records.csv", r"rows of a str .*write TensorDataset\(inputs, targ"),
     "row numbers": (lambda: range(3), "rows of a range are no pairs"),
     "an array": (lambda: np.ones((3, 2)), "rows of a ndarray are no pairs"),
-    "a loader of a tensor": (lambda: DataLoader(torch.ones(3, 2)), "rows of a Tensor are no pairs"),
+    "a tensor": (lambda: torch.ones(3, 2), "rows of a Tensor are no pairs"),
     "some rows": (
         lambda: sampled(SubsetRandomSampler(MINE)),
         r"SubsetRandomSampler would be ignored: write DataLoader\(Subset\(everything, mine\)\)",
