@@ -1,7 +1,8 @@
 """An app author's code, run for one unit or record, so that it affects no other one.
 
-**Modes.** Torch's gradient mode and default dtype are of the whole process, too. A unit that leaves
-gradients turned off would end the training of all after it, so a block restores both.
+**Modes.** Torch's gradient mode, autocast, default dtype and device are of the whole process, too.
+A unit that leaves gradients turned off would end the training of all after it: a block restores
+them.
 
 **Chance.** Apps draw from generators of the whole process: dropout from torch's, augmentation from
 NumPy's and `random`'s. Suppose an app, or a server through it, has seeded them. Then a unit that
@@ -31,7 +32,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -67,8 +68,8 @@ class SeededWords:
 def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
     """Seed the process's torch, NumPy and `random` generators for a block, then restore them.
 
-    Accelerators are seeded too; of these only CUDA's are restored. Torch's gradient mode and
-    default dtype are restored. Not for two threads at once: they would share the generators.
+    Accelerators are seeded too; of these only CUDA's are restored. Torch's modes and defaults are
+    restored. Not for two threads at once: they would share the generators.
 
     Args:
         source: Source of the seeds; by default a fresh secure one.
@@ -119,23 +120,40 @@ def _do_nothing() -> None:
 
 @contextmanager
 def _own_modes(torch: Any) -> Iterator[Callable[[], None]]:
-    """Restore torch's gradient mode and default dtype after a block.
+    """Restore torch's modes and defaults after a block.
 
     Yields:
-        A function that sets both back within it, for the next unit or record.
+        A function that sets them back within it, for the next unit or record.
     """
-    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    modes = [(read, write, read()) for read, write in _modes(torch)]
+    device = torch.get_default_device()
 
     def set_back() -> None:
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(gradients)
+        for read, write, value in modes:
+            if read() != value:  # some are slow to write
+                write(value)
 
     try:
         # Its end sets the gradient mode back, too, even if the block left another one entered.
         with torch.inference_mode(torch.is_inference_mode_enabled()):
             yield set_back
     finally:
-        torch.set_default_dtype(dtype)
+        set_back()
+        if torch.get_default_device() != device:  # slow to read, so not for each record
+            torch.set_default_device(device)
+
+
+@cache
+def _modes(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How each mode of the process is read, and written."""
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+        (partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")),
+        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        (torch.get_num_threads, torch.set_num_threads),
+    ]
 
 
 @cache

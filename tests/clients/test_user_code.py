@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,41 @@ def test_a_mode_of_torch_that_a_record_leaves_behind_changes_no_next_one(
         seed_again()
         assert torch.is_grad_enabled()
         assert torch.get_default_dtype() == torch.float32
+
+
+def in_autocast() -> None:
+    torch.set_autocast_enabled("cpu", True)
+
+
+def on_another_device() -> None:
+    torch.set_default_device("meta")
+
+
+def deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+def with_more_threads() -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+@pytest.mark.parametrize(
+    "leave", [in_autocast, on_another_device, deterministic, with_more_threads]
+)
+def test_no_default_of_torch_outlasts_a_block(leave: Callable[[], None]) -> None:
+    def defaults() -> tuple[Any, ...]:
+        return (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_num_threads(),
+        )
+
+    before = defaults()
+    with own_chance():
+        leave()
+        assert defaults() != before
+    assert defaults() == before
 
 
 def test_a_block_without_gradients_stays_one_inside() -> None:
