@@ -65,7 +65,7 @@ def dp_sgd(threads: int) -> Iterator[list[Case]]:
     )
     with tempfile.TemporaryDirectory() as folder:
         cases = []
-        for mode, peer in (("vmap", "hooks"), ("hooks", "hooks"), ("ghost", "ghost")):
+        for mode, peer in (("records", "hooks"), ("hooks", "hooks"), ("ghost", "ghost")):
             for secure in (False, True):
                 kind = "our noise" if secure else "torch's noise"
                 ours = client_round(data, Path(folder), mode=mode, secure=secure)
@@ -79,9 +79,9 @@ def dp_sgd(threads: int) -> Iterator[list[Case]]:
                 )
         cases.append(
             Case(
-                name="vmap, our noise: engine a round",
+                name="records, our noise: engine a round",
                 peer="a new engine and get_epsilon each round",
-                ours=client_round(data, Path(folder), mode="vmap", secure=True),
+                ours=client_round(data, Path(folder), mode="records", secure=True),
                 theirs=engine_a_round(data),
             )
         )

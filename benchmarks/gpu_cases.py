@@ -394,10 +394,10 @@ class OneByOne(DPSGD):
 
 
 WAYS: dict[str, Callable[..., DPSGD]] = {
-    "vmap": DPSGD,
+    "records": DPSGD,
     "ghost": partial(DPSGD, grad_sample_mode="ghost"),
     "hooks": partial(DPSGD, grad_sample_mode="hooks"),
-    "vmap, torch's noise": partial(DPSGD, secure_randomness=False),
+    "records, torch's noise": partial(DPSGD, secure_randomness=False),
     "one by one": OneByOne,
 }
 FEW_STEPS = 1  # one by one, which takes hundreds of times as long as the others on a GPU

@@ -26,8 +26,6 @@ from fl_dp.tasks.training import SquaredError
 
 from .settings import Settings
 
-_FASTEST = {"logistic": "ghost", "mlp": "ghost"}
-"""Ways that a test has shown to give the same sums as `vmap`, 10 to 20 times as fast."""
 _EXAMPLES = 4
 
 
@@ -120,7 +118,7 @@ def private_client(
                 parameters, lr=settings.client.learning_rate
             ),
             expected_batch_size=chosen.expected_batch_size,
-            grad_sample_mode=_mode(settings, chosen.grad_sample_mode, form),
+            grad_sample_mode=_mode(chosen.grad_sample_mode, form),
             physical_batch_size=chosen.physical_batch_size,
             example=_example(form),
             # A server must not be able to switch it off.
@@ -143,7 +141,6 @@ def node_records(
         loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
         dp_sgd=DPSGD(
             criterion=_criterion(settings),
-            grad_sample_mode=_mode(settings, None, form),
             example=_example(form),
         ),
     )
@@ -165,16 +162,15 @@ def example_of(form: Form) -> tuple[Tensor, Tensor]:
     return features, torch.arange(_EXAMPLES) % form.num_classes
 
 
-def _mode(settings: Settings, chosen: str | None, form: Form | None) -> str:
+def _mode(chosen: str | None, form: Form | None) -> str:
     """How gradients are computed."""
     if form is None and chosen in ("hooks", "ghost"):
         raise ValueError(
-            f"dp_sgd.grad_sample_mode={chosen} is compared with vmap on made-up records, and the "
-            "settings do not say what a record looks like: write task.classes and task.columns or "
-            "task.image_shape, or leave the key out"
+            f"dp_sgd.grad_sample_mode={chosen} is compared with gradients of single records "
+            "on made-up ones, and the settings do not say what a record looks like: write "
+            "task.classes and task.columns or task.image_shape, or leave the key out"
         )
-    fastest = "vmap" if form is None else _FASTEST.get(settings.model.name, "vmap")
-    return chosen or fastest
+    return chosen or "records"
 
 
 def _criterion(settings: Settings) -> nn.Module:

@@ -9,7 +9,7 @@ are float64, rounded so that no norm is too short.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,19 +28,20 @@ _BLOCK = 64
 _OF_BLOCKS = 1.0 + 2.0**-18
 """Bound on the float32 rounding error of the squares of a block of entries: (64 + 1) 2^-24."""
 _JUST_BELOW_ONE = 1.0 - 2.0**-40  # more than the rounding errors of norms and factors
+_EPSILON = 2.0**-52
+_CANCELLATION = 1e-10
+"""Share of a record's squared sum of terms by which its squared norm is rounded up."""
 
 Clip = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 """Takes the records' squared norms, `(n,)`; see `ClippedGradients.clip`."""
 
 
 class Gradients(Protocol):
-    """A way to compute gradients of records.
+    """A way to compute gradients of records."""
 
-    Attributes:
-        holds_all: Whether a pass holds all its records' gradients in memory together.
-    """
-
-    holds_all: bool
+    @property
+    def held(self) -> Collection[str]:
+        """Names of the parameters of which a pass holds all its records' gradients together."""
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """Return the sum of the records' clipped gradients.
@@ -180,6 +181,22 @@ def squared_norms(samples: Tensor) -> Tensor:
     squares: Tensor = torch.linalg.vector_norm(even, dim=2).to(WIDE).square().sum(1)
     squares = squares + torch.linalg.vector_norm(rest, dim=1).to(WIDE).square()
     return squares * _OF_BLOCKS
+
+
+def rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
+    """Return squared norms not too short in spite of rounding errors in a sum of `terms`.
+
+    The relative error of float64 is at most sqrt(width * 2^-52) of the sum of the terms' lengths.
+    The share added here is larger. It also bounds the sum of scaled terms by 1e5 clipping norms:
+    the rounding errors of adding them up stay below 1e-6 of one.
+
+    Args:
+        squares: Computed squared norms, `(n,)`.
+        terms: Lengths of the terms, `(n, positions)`.
+        width: Number of products in each inner product.
+    """
+    share = _CANCELLATION + (width + terms.shape[1] ** 2) * _EPSILON
+    return squares.clamp(min=0.0) + share * terms.sum(1).square()
 
 
 def weighted(samples: Tensor, factors: Tensor, finite: Tensor | None) -> Tensor:

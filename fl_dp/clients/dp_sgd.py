@@ -74,9 +74,8 @@ class DPSGD(Arguments):
         expected_batch_size: Divisor of a step's noisy sum: a public constant, usually the sampling
             rate times a typical client's records. None: `rate * records` of this client, rounded
             down, as in Opacus; then its number of records is public.
-        grad_sample_mode: `vmap`: each record alone. `hooks` and `ghost` are Opacus': right where
-            every layer's rows are records; they need an example. `ghost` never holds gradients of
-            single records, for large models.
+        grad_sample_mode: `records`: each record alone. `hooks` and `ghost` are Opacus': right where
+            every layer's rows are records; they need an example.
         physical_batch_size: Most records in memory at once. None: what fits into this process's
             share.
         example: A made-up batch, as the loader would make it, of at least one record. Training is
@@ -91,7 +90,7 @@ class DPSGD(Arguments):
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _plain_sgd
     criterion: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     expected_batch_size: float | None = None
-    grad_sample_mode: str = "vmap"
+    grad_sample_mode: str = "records"
     physical_batch_size: int | None = None
     example: Any = None
     input_key: str | tuple[str, ...] | None = None
@@ -101,7 +100,7 @@ class DPSGD(Arguments):
     @property
     def declared_gradients(self) -> str | None:
         """The mode, for a node's ledger, if it is right by its author's declaration alone."""
-        return None if self.grad_sample_mode == "vmap" else self.grad_sample_mode
+        return None if self.grad_sample_mode == "records" else self.grad_sample_mode
 
     def gradients(
         self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
@@ -143,11 +142,11 @@ class DPSGD(Arguments):
                 f"grad_sample_mode must be one of {', '.join(GRAD_SAMPLE_MODES)}, got "
                 f"'{self.grad_sample_mode}'"
             )
-        if self.grad_sample_mode != "vmap" and self.example is None:
+        if self.grad_sample_mode != "records" and self.example is None:
             raise OptionError(
                 f"grad_sample_mode='{self.grad_sample_mode}' is compared with gradients of single "
                 "records before anything is charged: write example=..., a made-up batch, or "
-                "grad_sample_mode='vmap'"
+                "grad_sample_mode='records'"
             )
         if getattr(self.criterion, "reduction", None) != "mean":
             raise OptionError(

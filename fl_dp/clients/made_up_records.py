@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ _SAMPLES = ((2, 1.0), (3, 1.0), (5, -10.0), (5, 1000.0))
 """Sizes and scales: a layer's first dimension, if fixed, can't be all of these sizes."""
 
 
-GRAD_SAMPLE_MODES = ("vmap", "hooks", "ghost")
+GRAD_SAMPLE_MODES = ("records", "hooks", "ghost")
 _OF_OPACUS = {"hooks": HookGradients, "ghost": GhostGradients}
 
 
@@ -66,15 +66,15 @@ def gradients_of(
         ValueError: The model can't be trained on such records, or not in this mode.
         NotImplementedError: Opacus can't train it.
     """
-    follows = True
+    alone = SingleRecords(template, loss)
     if example is not None:
         _require_trained(template, loss, example)
-        follows = follows_alone(template, loss, example)
+        alone = records_alone(template, loss, example)
         if mode in _OF_OPACUS:
             require_rows_are_records(template, loss, _OF_OPACUS[mode], example)
     if mode in _OF_OPACUS:
         return _OF_OPACUS[mode](template, loss)
-    return SingleRecords(template, loss, one_by_one=not follows)
+    return alone
 
 
 def _require_trained(
@@ -87,7 +87,11 @@ def _require_trained(
         ValueError: It does not; the text has the error of model and loss.
     """
     with own_chance(), Contained() as attempt:
-        _gradients(SingleRecords(template, loss), made_up(example, _RECORDS))
+        alone = SingleRecords(template, loss)
+        _trainable(
+            lambda inputs, targets: alone.clipped_sums(inputs, targets, _unequal),
+            made_up(example, _RECORDS),
+        )
     if isinstance(attempt.failure, MixesRecords):
         raise attempt.failure
     if attempt.failure is not None:
@@ -101,25 +105,60 @@ def _require_trained(
         ) from attempt.failure
 
 
-def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]) -> bool:
-    """Tell whether `vmap` gives the gradients of autograd record by record; the log says why not.
+def records_alone(
+    template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
+) -> SingleRecords:
+    """Return the quickest way that gives the gradients of autograd record by record.
 
-    See `gradients_of` for the arguments.
+    Weights are noted where that gives these gradients; else each record gets a copy of them. The
+    log says where not even that does. See `gradients_of` for the arguments.
 
     Raises:
         ValueError: A trained parameter has no gradient on any made-up record; the text names it.
         Exception: Any error of model and loss at each made-up record.
     """
-    template, example = _exact(template, loss, example)
-    records = made_up(example, _RECORDS)
+    wide, example = _exact(template, loss, example)
+    way = SingleRecords(wide, loss)
     with own_chance(), WithoutChance():
-        way = SingleRecords(template, loss)
-        expected, again = (_gradients(way.by_autograd, records) for _ in range(2))
-        with Contained() as attempt:
-            followed = _gradients(way.by_vmap, records)
-    all_zero = bool(_norms(expected).max() <= _TINY)
+        records = _trainable(way.by_autograd, made_up(example, _RECORDS))
+        gradients, again = (way.by_autograd(*records) for _ in range(2))
+    _require_used(wide, gradients)
+    expected, repeated = (clipped_sum(each, _unequal) for each in (gradients, again))
+    is_random = bool(_differing(wide, repeated, expected))  # beyond dropout: nothing to compare
+    copied: Collection[str] = ()
+    while True:
+        way = SingleRecords(wide, loss, copied=copied)
+        with own_chance(), WithoutChance(), Contained() as attempt:
+            sums = way.by_notes(*records, _unequal)
+        wrong: Collection[str] = ()
+        if attempt.failure is None and not is_random:
+            wrong = _differing(wide, sums, expected)
+        if attempt.failure is None and not wrong:
+            return SingleRecords(template, loss, copied=copied)
+        noted = wide.parameters.keys() - way.held
+        if not noted:
+            break
+        copied = {*copied, *(noted.intersection(wrong) or noted)}
+    if attempt.failure is not None:
+        # The records are made up, so that the text holds no data.
+        logger.warning(_NOT_FOLLOWED, str(attempt.failure).partition("\n")[0][:200])
+    else:
+        logger.warning(
+            "vmap gives other gradients of %s than autograd, which is used record by record",
+            _quoted(list(wrong)),
+        )
+    return SingleRecords(template, loss, one_by_one=True)
+
+
+def _require_used(template: ModuleTemplate, gradients: Sequence[Tensor]) -> None:
+    """Check that each trained parameter has a gradient on a made-up record.
+
+    Raises:
+        ValueError: One has none; the text names it.
+    """
+    all_zero = bool(_norms(gradients).max() <= _TINY)
     unused = []
-    for name, gradient in zip(template.parameters, expected, strict=True):
+    for name, gradient in zip(template.parameters, gradients, strict=True):
         if all_zero or not bool(gradient.any()):
             unused.append(name)
     if unused:
@@ -129,19 +168,6 @@ def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any,
             "size one. Freeze it (requires_grad_(False)), or give DPSGD(example=...) records that "
             "use it"
         )
-    if attempt.failure is not None or len(followed[0]) < len(expected[0]):
-        # The records are made up, so that the text holds no data.
-        logger.warning(_NOT_FOLLOWED, str(attempt.failure).partition("\n")[0][:200])
-        return False
-    if _differing(template, again, expected):
-        return True  # random beyond dropout: nothing to compare
-    wrong = _differing(template, followed, expected)
-    if wrong:
-        logger.warning(
-            "vmap gives other gradients of %s than autograd, which is used record by record",
-            _quoted(wrong),
-        )
-    return not wrong
 
 
 def require_rows_are_records(
@@ -165,13 +191,15 @@ def require_rows_are_records(
         whole = made_up(example, size, scale)
         shortened = _shortened(whole)
         samples = [whole] if shortened is whole else [whole, shortened]
-        for records in samples:
+        for sample in samples:
+            records = sample
             with own_chance(), WithoutChance(), Contained() as attempt:
-                gradients = _gradients(alone, records)
+                records = _trainable(alone.by_autograd, records)
+                gradients = alone.by_autograd(*records)
                 norms = _norms(gradients)
                 clip = _clip_at(0.5 * float(norms[norms > 0.0].min()))
                 expected = clipped_sum(gradients, clip)
-            if attempt.failure is not None and records is whole and scale == 1.0:
+            if attempt.failure is not None and sample is whole and scale == 1.0:
                 raise attempt.failure
             if attempt.failure is not None or not bool(norms.isfinite().all()):
                 continue  # a length or numbers that the model does not take
@@ -180,14 +208,14 @@ def require_rows_are_records(
             if attempt.failure is not None:
                 raise ValueError(
                     f"Opacus has no gradients of {size} made-up records ({attempt.failure}): "
-                    "write grad_sample_mode='vmap'"
+                    "write grad_sample_mode='records'"
                 ) from attempt.failure
             wrong = _differing(template, sums, expected)
             if wrong:
                 raise ValueError(
                     f"of {size} made-up records, Opacus' gradient of {_quoted(wrong)} is not the "
                     "sum of those that each record has alone: rows of a layer are no records, or "
-                    "Opacus does not see every use of a parameter. Write grad_sample_mode='vmap'"
+                    "Opacus does not see every use of a parameter. Write grad_sample_mode='records'"
                 )
 
 
@@ -203,7 +231,7 @@ def _exact(
     wide = template.moved(_MOVE, dtype=torch.float64)
     candidate = (mapped(widened, inputs), widened(targets))
     with own_chance(), Contained():
-        _gradients(SingleRecords(wide, loss).by_autograd, made_up(candidate, 1))
+        SingleRecords(wide, loss).by_autograd(*made_up(candidate, 1))
         return wide, candidate
     return template.moved(_MOVE), example
 
@@ -284,26 +312,27 @@ _ATTENTIONS: dict[Any, int] = {
 """Position of the argument `dropout_p`."""
 
 
-def _gradients(
-    way: Callable[[Any, Tensor], list[Tensor]], records: tuple[Any, Tensor]
-) -> list[Tensor]:
-    """Each parameter's gradients of the records that have one.
+def _trainable(
+    way: Callable[[Any, Tensor], Any], records: tuple[Any, Tensor]
+) -> tuple[Any, Tensor]:
+    """Return the records that have a gradient.
 
     Raises:
         Exception: The error of all together, if none has a gradient.
     """
-    inputs, targets = records
     with Contained() as whole:
-        return way(inputs, targets)
-    gradients = []
-    for start in range(len(targets)):
-        row = slice(start, start + 1)
+        way(*records)
+        return records
+    rows = []
+    for row in range(len(records[1])):
         with Contained():
-            gradients.append(way(rows_of(inputs, row), targets[row]))
-    if not gradients:
+            way(*rows_of(records, slice(row, row + 1)))
+            rows.append(row)
+    if not rows:
         assert whole.failure is not None  # the block above did not return
         raise whole.failure
-    return [torch.cat(parts) for parts in zip(*gradients, strict=True)]
+    inputs, targets = mapped(lambda tensor: tensor[rows], records)
+    return inputs, targets
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
@@ -316,6 +345,11 @@ def _clip_at(norm: float) -> Clip:
         return (norm / squares.sqrt()).clamp(max=1.0), None
 
     return clip
+
+
+def _unequal(squares: Tensor) -> tuple[Tensor, None]:
+    """Factors by which no two records are the same in a sum."""
+    return torch.linspace(0.5, 1.0, len(squares)).to(squares), None
 
 
 def _differing(

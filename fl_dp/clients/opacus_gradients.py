@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ from .clipped_gradients import (
     clipped_sum,
     mapped,
     outputs_of,
+    rounded_up,
     squared_norms,
     weighted,
 )
@@ -46,10 +47,6 @@ from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-_EPSILON = 2.0**-52
-_CANCELLATION = 1e-10
-"""Share of a record's squared sum of terms by which its squared ghost norm is rounded up."""
-
 
 class RowsAreNotRecords(ValueError):
     """A layer's rows are not records."""
@@ -57,8 +54,6 @@ class RowsAreNotRecords(ValueError):
 
 class HookGradients:
     """Gradients by Opacus' hooks: `Gradients`."""
-
-    holds_all = True
 
     def __init__(self, template: ModuleTemplate, loss: nn.Module) -> None:
         """Take a model; `loss` maps outputs and targets to each record's loss, `(n,)`.
@@ -69,6 +64,11 @@ class HookGradients:
         self._template, self._loss = template, loss
         self._singly = SingleRecords(template, loss)
         self._wrapped(0).remove_hooks()  # Opacus refuses here a model that it can't train
+
+    @property
+    def held(self) -> Collection[str]:
+        """See `Gradients.held`."""
+        return self._template.parameters
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
@@ -121,7 +121,7 @@ class GhostGradients(HookGradients):
     `Linear` and `Embedding` never need a record's gradient; other layers compute it twice.
     """
 
-    holds_all = False
+    held = ()
 
     def _wrapped(self, records: int) -> _RecordedRows:
         return _RecordedRows(self._template.copy(), records)
@@ -267,9 +267,9 @@ class _Linear:
                 squares = squares + terms.square().sum(1)
             else:
                 gram = ((a @ a.mT) * (b @ b.mT)).sum((1, 2))
-                squares = squares + _rounded_up(gram, terms, a.shape[-1] + b.shape[-1])
+                squares = squares + rounded_up(gram, terms, a.shape[-1] + b.shape[-1])
         if self._module.bias is not None and self._module.bias.requires_grad:
-            squares = squares + _rounded_up(b.sum(1).square().sum(-1), lengths, 0)
+            squares = squares + rounded_up(b.sum(1).square().sum(-1), lengths, 0)
         return squares
 
     def weighted(
@@ -305,7 +305,7 @@ class _Embedding:
         sums.index_add_(0, index, self._b.flatten(0, 1))
         squares = self._b.new_zeros(rows)
         squares.index_add_(0, distinct // self._module.num_embeddings, sums.square().sum(1))
-        return _rounded_up(squares, self._b.norm(dim=-1), 0)
+        return rounded_up(squares, self._b.norm(dim=-1), 0)
 
     def weighted(
         self, factors: Tensor, finite: Tensor | None, squares: Tensor
@@ -333,19 +333,3 @@ def _layer(
         if positions**2 <= module.weight.numel() or positions == 1:
             return _Linear(module, activations[0], backprops)
     return _AnyLayer(module, passes)
-
-
-def _rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
-    """Return squared norms not too short in spite of rounding errors in a sum of `terms`.
-
-    The relative error of float64 is at most sqrt(width * 2^-52) of the sum of the terms' lengths.
-    The share added here is larger. It also bounds the sum of scaled terms by 1e5 clipping norms:
-    the rounding errors of adding them up stay below 1e-6 of one.
-
-    Args:
-        squares: Computed squared norms, `(n,)`.
-        terms: Lengths of the terms, `(n, positions)`.
-        width: Number of products in each inner product.
-    """
-    share = _CANCELLATION + (width + terms.shape[1] ** 2) * _EPSILON
-    return squares.clamp(min=0.0) + share * terms.sum(1).square()

@@ -71,7 +71,7 @@ class RecordGradients:
         """
         self._at_once = at_once
         if not at_once:
-            at_once = records_at_once(template) if gradients.holds_all else _MOST_ROWS
+            at_once = records_at_once(template, gradients)
         self._clipped = ClippedGradients(
             template, gradients, clipping_norm=clipping_norm, at_once=at_once
         )
@@ -154,15 +154,17 @@ def _split(
             yield part.tolist()
 
 
-def records_at_once(template: ModuleTemplate) -> int:
+def records_at_once(template: ModuleTemplate, gradients: Gradients) -> int:
     """How many records' gradients fit into this process's share of memory."""
-    parameters = template.parameters.values()
-    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-    device = template.device
-    fitting = _free_bytes(device) // (2 * _COPIES * sum(sizes))
-    if device.type == "cpu":
+    parameters = template.parameters
+    held = [parameters[name] for name in gradients.held]
+    sizes = [parameter.numel() * parameter.element_size() for parameter in held]
+    device, fitting = template.device, _MOST if len(held) == len(parameters) else _MOST_ROWS
+    if sizes:
+        fitting = min(fitting, _free_bytes(device) // (2 * _COPIES * sum(sizes)))
+    if sizes and device.type == "cpu":
         fitting = min(fitting, _ON_CPU // max(sizes), _MOST_ON_CPU)
-    return max(1, min(fitting, _MOST))
+    return max(1, fitting)
 
 
 def _free_bytes(device: torch.device) -> int:

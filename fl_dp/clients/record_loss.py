@@ -70,7 +70,7 @@ class LossInOutputs(nn.Module):
         """
         if len(targets) != 1:
             raise MixesRecords(
-                "the model computes one loss of several records: write grad_sample_mode='vmap'"
+                "the model computes one loss of several records: write grad_sample_mode='records'"
             )
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs.loss
         only: Tensor = loss.reshape(1)

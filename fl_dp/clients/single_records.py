@@ -1,7 +1,9 @@
 """Gradients of single records, each computed from that record alone.
 
-A fresh copy of the model gets each record as a batch of one, all at once under `vmap`. Where that
-can't follow the model, autograd takes one after the other, each on its own copy. Either way no
+A fresh copy of the model gets each record as a batch of one, all at once under `vmap`. Layers note
+what the gradients of their weights are made of (`noted_layers`); of every other parameter each
+record has its own copy, and with that its own gradient. Where `vmap` can't follow the model,
+autograd takes one record after the other, each on its own copy of the model. Either way no
 record's gradient depends on others.
 
     >>> gradients = SingleRecords(ModuleTemplate(model), LossOfEach(nn.CrossEntropyLoss()))
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.autograd.graph import _engine_run_backward
+from torch.func import debug_unwrap, grad, vmap
 
 from fl_dp.clients.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
@@ -25,6 +28,8 @@ from fl_dp.user_code import Contained
 from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
+from .noted_gradients import NotedGradient, clipped_sums_of
+from .noted_layers import NotedLayers
 from .own_copies import own_copy_of
 from .vmap_rules import NoOwnRules
 
@@ -40,14 +45,14 @@ class SingleRecords:
 
     Attributes:
         one_by_one: Never use `vmap`.
+        copied: Parameters of which each record has a copy, whatever their use.
     """
-
-    holds_all = True
 
     _template: ModuleTemplate
     _loss: nn.Module  # returns each record's loss, `(n,)`
     _: KW_ONLY
     one_by_one: bool = False
+    copied: Collection[str] = ()
     _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -58,22 +63,20 @@ class SingleRecords:
         """
         own_copy_of(self._loss)
 
+    @property
+    def held(self) -> Collection[str]:
+        """See `Gradients.held`."""
+        return self._template.parameters.keys() - self._may_be_noted()
+
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
-        return clipped_sum(self(inputs, targets), clip)
-
-    def __call__(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """Return each trained parameter's gradients, `(n, *shape)`.
-
-        Raises:
-            Exception: Any error of model and loss at these records.
-        """
         if self.one_by_one:
-            return self.by_autograd(inputs, targets)
+            return clipped_sum(self.by_autograd(inputs, targets), clip)
         if len(targets) > 1:
-            return self.by_vmap(inputs, targets)
-        with Contained() as attempt:
-            return self.by_vmap(inputs, targets)
+            return self.by_notes(inputs, targets, clip)
+        for way in (self.by_notes, self._by_vmap_summed):
+            with Contained() as attempt:
+                return way(inputs, targets, clip)
         gradients = self.by_autograd(inputs, targets)
         if not self._warned:
             logger.warning(
@@ -83,10 +86,38 @@ class SingleRecords:
                 type(attempt.failure).__name__,
             )
             self._warned = True
-        return gradients
+        return clipped_sum(gradients, clip)
+
+    def _by_vmap_summed(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
+        return clipped_sum(self.by_vmap(inputs, targets), clip)
+
+    def by_notes(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
+        """The same of all records at once, without gradients of records where layers note them.
+
+        Raises:
+            Exception: Any error of model and loss at these records, or of `vmap` at their code.
+        """
+        taken = self._may_be_noted()
+        if not taken:
+            return self._by_vmap_summed(inputs, targets, clip)
+        with torch.autocast(self._template.device.type, enabled=False):
+            while True:
+                one_pass = _Pass(self._template, self._loss, taken, len(targets))
+                noted, copies, elsewhere = one_pass.gradients(inputs, targets)
+                if not elsewhere:
+                    break
+                taken = taken - elsewhere  # this form of records uses them in other ways, too
+            sums = clipped_sums_of(noted, copies, clip)
+        return [sums.get(name) for name in self._template.parameters]
+
+    def _may_be_noted(self) -> Set[str]:
+        if self.one_by_one:
+            return frozenset()
+        weights = self._template.parameters.items()
+        return {name for name, weight in weights if weight.ndim in (2, 4)}.difference(self.copied)
 
     def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """The same of all records at once.
+        """Return each parameter's gradients, `(n, *shape)`, of all records at once.
 
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
@@ -124,3 +155,58 @@ class SingleRecords:
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
             loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+
+
+class _Pass:
+    """One forward and backward pass of several records, each a batch of one."""
+
+    def __init__(
+        self, template: ModuleTemplate, loss: nn.Module, taken: Set[str], records: int
+    ) -> None:
+        self._template, self._criterion = template, copy.deepcopy(loss)
+        self._records = records
+        self._shared, self._copies = {}, {}
+        for name, weight in template.detached().items():
+            if name in taken:
+                self._shared[name] = weight.requires_grad_()
+            else:
+                copies = weight.expand(records, *weight.shape).detach()
+                self._copies[name] = copies.requires_grad_()
+        self._noted = {name: NotedGradient() for name in taken}
+        self._layers = NotedLayers(
+            self._shared, lambda name, use: self._noted[name].add(use), template.device
+        )
+        self._gradients: Sequence[Tensor | None] = ()
+
+    def gradients(
+        self, inputs: Any, targets: Tensor
+    ) -> tuple[dict[str, NotedGradient], dict[str, Tensor], set[str]]:
+        """Return noted weights' gradients, other parameters', and weights to be copied.
+
+        A weight with a gradient besides the noted uses is used in another way, too.
+        """
+        coins = CoinsOfRecords(self._records)
+        with coins, IndicesInRange(), NoOwnRules(), self._layers, torch.enable_grad():
+            torch.vmap(self._backward, in_dims=(0, 0), randomness="different")(
+                self._copies, (inputs, targets)
+            )
+        noted = {name: gradient for name, gradient in self._noted.items() if gradient.is_used}
+        pairs = zip([*self._copies, *self._shared], self._gradients, strict=False)
+        by_name = {name: gradient for name, gradient in pairs if gradient is not None}
+        copies = {name: by_name[name] for name in self._copies if name in by_name}
+        return noted, copies, by_name.keys() - copies.keys()
+
+    def _backward(self, copies: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
+        alone, target = mapped(lambda tensor: tensor[None].clone(), record)
+        model = self._template.copy_with(copies | self._shared)
+        loss: Tensor = self._criterion(outputs_of(model, alone), target).sum()
+        # Below vmap, but within it, as checkpointed parts run again in the backward pass; and not
+        # by torch.autograd.grad, in which our modes would miss that.
+        losses = debug_unwrap(loss)
+        if losses.requires_grad:
+            leaves = (self._layers.token, *self._copies.values(), *self._shared.values())
+            ones = torch.ones_like(losses)
+            _, *self._gradients = _engine_run_backward(
+                (losses,), (ones,), False, False, leaves, True, accumulate_grad=False
+            )
+        return loss

@@ -100,7 +100,7 @@ def charged_by(how: DPSGD, ledger: Path) -> NodeLedger:
     return NodeLedger.read(ledger)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["records", "hooks", "ghost"])
 def test_a_node_s_ledger_names_the_mode_that_an_app_declares_right(
     tmp_path: Path, mode: str
 ) -> None:
@@ -110,14 +110,14 @@ def test_a_node_s_ledger_names_the_mode_that_an_app_declares_right(
         [shown] = node_uses_json(ledger)["uses"]
         console = Console(record=True, width=200)
         console.print(node_uses_tables(ledger)[0])
-    declared = None if mode == "vmap" else mode
+    declared = None if mode == "records" else mode
     assert use.declared_gradients == shown["declared_gradients"] == declared
     words = f"{mode}: its author declares that rows are records"
     assert (words in console.export_text()) == (declared is not None)
 
 
 def test_charges_of_two_modes_are_two_uses(tmp_path: Path) -> None:
-    for mode in ("vmap", "ghost", "ghost"):
+    for mode in ("records", "ghost", "ghost"):
         how = DPSGD(grad_sample_mode=mode, example=data(VECTORS, 2))
         charged_by(how, tmp_path / "ledger.db").close()
     with NodeLedger.read(tmp_path / "ledger.db") as ledger:

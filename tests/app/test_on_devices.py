@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 NORM, SIGMA, CLASSES = 0.5, 1.1, 3
-KINDS = ("vmap", "hooks", "ghost")
+KINDS = ("records", "hooks", "ghost")
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
-from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
+from fl_dp.clients.clipped_gradients import Clip, ClippedGradients, Gradients
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
 from fl_dp.clients.record_loss import LossOfEach
@@ -29,7 +29,8 @@ pytestmark = [
 NORM = 0.5
 WIDTH, CLASSES, LENGTH = 4, 3, 6
 KINDS: dict[str, Callable[[ModuleTemplate, nn.Module], Gradients]] = {
-    "vmap": SingleRecords,
+    "records": SingleRecords,
+    "copies": lambda template, loss: SingleRecords(template, loss, copied=template.parameters),
     "one by one": lambda template, loss: SingleRecords(template, loss, one_by_one=True),
     "hooks": HookGradients,
     "ghost": GhostGradients,
@@ -283,16 +284,17 @@ def test_a_token_out_of_range_reads_no_other_record_s_table() -> None:
     x, y = torch.randint(1, 5, (7, LENGTH)), torch.randint(0, CLASSES, (7,))
     x[2, 0] = 7
     others = torch.arange(7) != 2
-    whole, rest = totals("vmap", model, (x, y)), totals("vmap", model, (x[others], y[others]))
-    torch.testing.assert_close(whole, rest)
+    for kind in ("records", "copies"):
+        whole, rest = totals(kind, model, (x, y)), totals(kind, model, (x[others], y[others]))
+        torch.testing.assert_close(whole, rest)
 
 
 def test_memory_that_runs_out_halves_a_pass_and_loses_no_record() -> None:
     class Small(SingleRecords):
-        def __call__(self, inputs: Any, targets: Tensor) -> list[Tensor]:
+        def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
             if len(targets) > 3:
                 raise torch.OutOfMemoryError("as a GPU's")
-            return super().__call__(inputs, targets)
+            return super().clipped_sums(inputs, targets, clip)
 
     torch.manual_seed(0)
     template = ModuleTemplate(nn.Linear(WIDTH, CLASSES))

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using a target size"),
 ]
 
-MODES = ("vmap", "hooks", "ghost")
+MODES = ("records", "hooks", "ghost")
 FEATURES, CLASSES = 4, 3
 QUIET = 1e-5  # a noise multiplier that leaves the sum to be seen
 
@@ -75,7 +75,7 @@ def loader_of(features: Tensor, labels: Tensor) -> DataLoader[Any]:
 
 def in_mode(mode: str, features: Tensor, targets: Tensor, **how: Any) -> DPSGD:
     """Return a training in a mode; those that are Opacus' get made-up records of the same form."""
-    if mode != "vmap":
+    if mode != "records":
         how["example"] = (
             torch.zeros(2, *features.shape[1:]),
             torch.zeros_like(targets[:1].repeat(2, *[1] * (targets.ndim - 1))),
@@ -87,7 +87,7 @@ def released_sum(
     model: nn.Module,
     loader: DataLoader[Any],
     *,
-    mode: str = "vmap",
+    mode: str = "records",
     plan: RecordPlan | None = None,
     **how: Any,
 ) -> Tensor:
@@ -124,7 +124,7 @@ def plain_opacus(
     """Train as Opacus' own tutorial does; return the history of its accountant."""
     engine = PrivacyEngine(accountant="rdp")
     ghost = how.grad_sample_mode == "ghost"
-    mode = "hooks" if how.grad_sample_mode == "vmap" else how.grad_sample_mode
+    mode = "hooks" if how.grad_sample_mode == "records" else how.grad_sample_mode
     made = engine.make_private(
         module=model,
         optimizer=how.optimizer(model.parameters()),
@@ -198,7 +198,7 @@ class Wide(nn.Module):
 
 
 def noise_of(
-    records: int, *, mode: str = "vmap", steps: int = 1, rng: SecureRandom | None = None
+    records: int, *, mode: str = "records", steps: int = 1, rng: SecureRandom | None = None
 ) -> np.ndarray:
     """What steps without a gradient release, times the expected batch size."""
     model = Wide()
@@ -215,7 +215,7 @@ def noise_of(
 
 
 @pytest.mark.parametrize(
-    ("mode", "records"), [("vmap", 0), ("vmap", 4), ("hooks", 4), ("ghost", 4)]
+    ("mode", "records"), [("records", 0), ("records", 4), ("hooks", 4), ("ghost", 4)]
 )
 def test_a_step_s_noise_is_a_gaussian_of_the_plan_s_scale(
     scale_p: Any, mode: str, records: int
@@ -358,7 +358,7 @@ LONG_STEP = 0.5 * (1 + 1e-3)  # the clipping norm, noise and rounding of the sum
 
 
 @pytest.mark.parametrize(
-    ("mode", "physical"), [("vmap", None), ("vmap", 3), ("hooks", None), ("ghost", None)]
+    ("mode", "physical"), [("records", None), ("records", 3), ("hooks", None), ("ghost", None)]
 )
 @pytest.mark.parametrize("value", ADVERSARIAL.values(), ids=ADVERSARIAL)
 def test_no_record_moves_the_sum_by_more_than_the_clipping_norm(

@@ -48,7 +48,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
 ]
 
-MODES = ("vmap", "hooks", "ghost")
+MODES = ("records", "hooks", "ghost")
 SECRET = "patient 4711 has condition X"
 FEATURES, CLASSES, RECORDS = 4, 3, 300
 WARD = Account(unit="record", source="ward")
@@ -88,7 +88,7 @@ class Net(nn.Module):
 
 def how_in(mode: str, **options: Any) -> DPSGD:
     """Return a training in a mode; those that are Opacus' get made-up records."""
-    if mode != "vmap":
+    if mode != "records":
         options = {"example": (torch.zeros(2, FEATURES), torch.zeros(2).long())} | options
     return DPSGD(grad_sample_mode=mode, **options)
 

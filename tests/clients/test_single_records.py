@@ -56,7 +56,7 @@ from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients, clipped
 from fl_dp.clients.coins_of_records import SharedCoins
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.fit_for_dp_sgd import require_trainable_privately
-from fl_dp.clients.made_up_records import follows_alone, gradients_of
+from fl_dp.clients.made_up_records import gradients_of, records_alone
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.opacus_gradients import HookGradients
 from fl_dp.clients.record_loss import LossOfEach
@@ -392,10 +392,12 @@ def way_of(mode: str, template: ModuleTemplate, kind: str) -> Gradients:
     loss = LossOfEach(nn.CrossEntropyLoss())
     if mode == "one by one":
         return SingleRecords(template, loss, one_by_one=True)
+    if mode == "copies":
+        return SingleRecords(template, loss, copied=template.parameters)
     return gradients_of(template, loss, mode=mode, example=data(kind, 3, seed=2))
 
 
-@pytest.mark.parametrize("mode", ["vmap", "one by one", "hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["records", "copies", "one by one", "hooks", "ghost"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_moves_the_sum_by_one_norm_or_the_mode_is_refused(name: str, mode: str) -> None:
     kind, build = MODELS[name]
@@ -452,7 +454,7 @@ def test_rows_that_are_clipped_as_if_they_were_records_move_it_further(name: str
     assert max(moves) > 1.01
 
 
-@pytest.mark.parametrize("mode", ["vmap", "hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["records", "hooks", "ghost"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_gives_no_gradient_of_a_record_alone_is_refused_before_a_charge(
     name: str, mode: str
@@ -472,7 +474,7 @@ def test_batch_statistics_are_refused_with_what_to_write() -> None:
     fixed, changes = private_module(model)
     assert len(changes) == 2 and "inplace=True became inplace=False" in changes[1]
     kind = VECTORS
-    for mode in ("vmap", "hooks", "ghost"):
+    for mode in ("records", "hooks", "ghost"):
         way_of(mode, ModuleTemplate(fixed), kind)
 
 
@@ -488,7 +490,8 @@ def test_vmap_is_used_where_it_follows_and_autograd_where_it_does_not(
     ):
         kind, build = MODELS[name]
         caplog.clear()
-        assert follows_alone(ModuleTemplate(built(build)), loss, data(kind, 3)) == follows
+        way = records_alone(ModuleTemplate(built(build)), loss, data(kind, 3))
+        assert way.one_by_one != follows
         assert ("vmap can't follow the model" in caplog.text) != follows
 
 
@@ -506,7 +509,7 @@ def test_what_vmap_gets_wrong_is_left_to_autograd() -> None:
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     other = Made(lambda s, x: s.a(x) * (3.0 if wrapped(x) else 1.0), a=head(T))
     template, loss = ModuleTemplate(other), LossOfEach(nn.CrossEntropyLoss())
-    way = gradients_of(template, loss, mode="vmap", example=data(VECTORS, 3))
+    way = gradients_of(template, loss, mode="records", example=data(VECTORS, 3))
     assert isinstance(way, SingleRecords) and way.one_by_one
 
 
@@ -623,12 +626,12 @@ def unclipped(squares: Tensor) -> tuple[Tensor, None]:
     return torch.ones_like(squares), None
 
 
-@pytest.mark.parametrize("mode", ["vmap", "hooks"])
+@pytest.mark.parametrize("mode", ["records", "hooks"])
 @pytest.mark.parametrize("build", [FixedSeed, SeedTakenBack, OwnGenerator])
 def test_coins_that_are_known_do_not_go_by_a_record_s_place(build: Build, mode: str) -> None:
     x, y = data(VECTORS, 6)
     template, loss = ModuleTemplate(build()), LossOfEach(nn.CrossEntropyLoss())
-    way = SingleRecords(template, loss) if mode == "vmap" else HookGradients(template, loss)
+    way = SingleRecords(template, loss) if mode == "records" else HookGradients(template, loss)
     torch.manual_seed(1)
     way.clipped_sums(x[:1], y[:1], unclipped)  # seeds for itself alone
     with pytest.raises(SharedCoins):
@@ -649,13 +652,13 @@ def test_a_seed_of_the_model_s_is_not_that_of_the_next_record(one_by_one: bool) 
     way, second = SingleRecords(template, loss, one_by_one=one_by_one), []
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
-        gradients = [way(x[row], y[row]) for row in (slice(0, 1), slice(1, 2))]
-        second.append(torch.cat([each.flatten() for each in gradients[1]]))
+        of_one = summed_by(template, way, 1.0)
+        second.append([of_one(x[row], y[row]) for row in (slice(0, 1), slice(1, 2))][1])
     assert not second[0].equal(second[1]) and not second[1].equal(second[2])
 
 
 @pytest.mark.parametrize("of_numpy", [False, True])
-@pytest.mark.parametrize("mode", ["vmap", "hooks"])
+@pytest.mark.parametrize("mode", ["records", "hooks"])
 def test_a_coin_of_python_s_or_numpy_s_is_no_coin_of_a_whole_pass(
     of_numpy: bool, mode: str
 ) -> None:
@@ -669,7 +672,7 @@ def test_a_coin_of_python_s_or_numpy_s_is_no_coin_of_a_whole_pass(
 
     x, y = (each[:1].repeat_interleave(4, 0) for each in data(VECTORS, 1))
     template, loss = ModuleTemplate(Skipping()), LossOfEach(nn.CrossEntropyLoss())
-    way = SingleRecords(template, loss) if mode == "vmap" else HookGradients(template, loss)
+    way = SingleRecords(template, loss) if mode == "records" else HookGradients(template, loss)
     lengths = {round(float(summed_by(template, way, 0.01)(x, y).norm()), 5) for _ in range(40)}
     assert len(lengths) > 2  # some of the four, and not all or none
 
@@ -875,7 +878,7 @@ def test_models_whose_outputs_carry_the_loss_train_each_record_alone() -> None:
     sums = []
     for model, follows in ((plain, False), (full, True)):
         template, loss = ModuleTemplate(model), LossOfEach(LossInOutputs())
-        way = gradients_of(template, loss, mode="vmap", example=(inputs, ids))
+        way = gradients_of(template, loss, mode="records", example=(inputs, ids))
         assert isinstance(way, SingleRecords) and way.one_by_one != follows
 
         def summed(rows: Any, way: Gradients = way, template: ModuleTemplate = template) -> Tensor:
@@ -913,11 +916,16 @@ def test_memory_s_share_bounds_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from fl_dp.clients import record_gradients
 
     template = ModuleTemplate(nn.Linear(1000, 10))  # 40 kB a gradient
-    assert record_gradients.records_at_once(template) == 64
+    loss = LossOfEach(nn.CrossEntropyLoss())
+    noted = SingleRecords(template, loss)
+    copied = SingleRecords(template, loss, copied=template.parameters)
+    assert record_gradients.records_at_once(template, copied) == 64
     monkeypatch.setattr(record_gradients, "_free_bytes", lambda device: 4_000_000)
-    assert 1 <= record_gradients.records_at_once(template) < 16
+    assert 1 <= record_gradients.records_at_once(template, copied) < 16
+    assert noted.held == {"bias"}
+    assert record_gradients.records_at_once(template, noted) == 64
     monkeypatch.setattr(record_gradients, "_free_bytes", lambda device: 0)
-    assert record_gradients.records_at_once(template) == 1
+    assert record_gradients.records_at_once(template, copied) == 1
 
 
 def test_equal_seeds_of_a_test_give_equal_coins_and_noise() -> None:

@@ -16,7 +16,7 @@ CHOICES = {
     "privacy.scheme": tuple(SCHEMES),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
-    "dp_sgd.grad_sample_mode": ("vmap", "hooks", "ghost"),
+    "dp_sgd.grad_sample_mode": ("records", "hooks", "ghost"),
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
     "schedule.spend": ("early", "late"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),

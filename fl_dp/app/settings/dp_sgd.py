@@ -37,8 +37,8 @@ class DPSGDOnSettings(DPSGDSettings):
             contributes nothing. Null: more than almost all clients have.
         expected_batch_size: Public divisor of a step's sum; null is `sampling_rate` times the
             client's number of records, which is then public.
-        grad_sample_mode: Gradients by `vmap` (each record alone), or Opacus' `hooks` or `ghost`
-            (large models), first compared with it. Null: the fastest shown equal.
+        grad_sample_mode: Gradients by `records` (each record alone), or Opacus' `hooks` or `ghost`,
+            first compared with it. Null: `records`.
         physical_batch_size: Most records in memory at once; null is what fits.
         secure_randomness: Draw noise and coins from the operating system; false takes torch's
             generator, for comparisons only.

@@ -1,0 +1,234 @@
+"""Clipped sums of records' gradients, made of what layers noted.
+
+A weight's gradient of a record is a sum of outer products (`noted_layers`). Norm and sum are made
+of the same noted numbers, taken as exact: where the gradient takes less work than inner products
+of its positions, of the gradient itself, in the dtype of the model; else in float64, the norm by
+inner products, rounded up, and the sum by one weighted product. So what a layer did not note is
+missing from both: that costs accuracy, never privacy.
+
+References:
+    Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (norms by
+    inner products, section 4).
+    Bu et al. 2023, "Differentially Private Optimization on Large Model at Small Cost" (sums from
+    the tensors of one backward pass, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clipped_gradients import WIDE, Clip, rounded_up, squared_norms, weighted
+from .noted_layers import Conv2d, Linear, Table, Use
+
+_BYTES = {"cpu": 8 << 20}
+_BYTES_ELSEWHERE = 1 << 30
+"""Of positions at a time, which for a convolution are copies of its inputs."""
+_LARGER = 4
+"""Most that a gradient may be of what it is made of, if it is kept in its stead."""
+
+
+class NotedGradient:
+    """One weight's gradients of records: given as such, or as factors."""
+
+    def __init__(self) -> None:
+        """Begin without a use."""
+        self._uses: list[Use[Any]] = []
+        self._samples: Tensor | None = None
+
+    def add(self, use: Use[Any]) -> None:
+        """Add a use of the weight; its factors are kept only where they are needed."""
+        if not self._uses and _is_direct([use]):
+            self._add_samples(use)
+        else:
+            self._uses.append(use)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there was a use."""
+        return bool(self._uses) or self._samples is not None
+
+    def samples(self) -> Tensor | None:
+        """Each record's gradient, `(n, *shape)`; None: `factors` has them."""
+        if self._uses and (self._samples is not None or _is_direct(self._uses)):
+            for use in self._uses:
+                self._add_samples(use)
+            self._uses = []
+        return self._samples
+
+    def factors(self) -> Factors:
+        """What each record's gradient is made of."""
+        return Factors(self._uses)
+
+    def _add_samples(self, use: Use[Any]) -> None:
+        samples = _samples(use)
+        self._samples = samples if self._samples is None else self._samples + samples
+
+
+class Factors:
+    """Factors of one weight's gradients: of dense positions, and of rows of a table."""
+
+    def __init__(self, uses: Sequence[Use[Any]]) -> None:
+        """Take all uses of a weight, at least one."""
+        self._weight = uses[0].layer.weight
+        self._dense: list[Use[Linear | Conv2d]] = []
+        tables = []
+        for use in uses:
+            if isinstance(use.layer, Table):
+                tables.append(use.layer.rows(use.inputs, use.gradient))
+            else:
+                self._dense.append(Use(use.layer, use.inputs, use.gradient))
+        self._rows, self._added = None, None
+        if tables:
+            self._rows = torch.cat([rows for rows, _ in tables], 1)
+            self._added = torch.cat([added for _, added in tables], 1).to(WIDE)
+
+    def squared_norms(self) -> Tensor:
+        """Upper bounds of the records' squared norms, float64 `(n,)`."""
+        squares, lengths, width = [], [], 0
+        for records, inputs, gradient in _positions(self._dense, WIDE):
+            terms = inputs.norm(dim=-1) * gradient.norm(dim=-1)
+            width = inputs.shape[-1] + gradient.shape[-1]
+            if terms.shape[1] == 1:
+                part = terms.square().sum(1)
+            else:
+                part = ((inputs @ inputs.mT) * (gradient @ gradient.mT)).sum((1, 2))
+            if self._rows is not None and self._added is not None:
+                rows, added = self._rows[records], self._added[records]
+                there = rows[:, None].expand(-1, gradient.shape[1], -1)
+                both = gradient.gather(2, there) * (inputs @ added.mT)
+                part = part + 2.0 * both.sum((1, 2))
+            squares.append(part)
+            lengths.append(terms)
+        if self._rows is None or self._added is None:
+            return rounded_up(torch.cat(squares), torch.cat(lengths), width)
+        total, terms = self._squares_of_rows(), self._added.norm(dim=-1)
+        if squares:
+            total, terms = total + torch.cat(squares), torch.cat([torch.cat(lengths), terms], 1)
+        return rounded_up(total, terms, width)
+
+    def weighted(self, factors: Tensor, finite: Tensor | None) -> Tensor:
+        """The float64 sum of the `finite` records' scaled gradients; None: of all."""
+        dense = self._dense
+        if finite is not None:
+            dense = [Use(use.layer, use.inputs[finite], use.gradient[finite]) for use in dense]
+        weight = self._weight
+        total = torch.zeros(len(weight), weight[0].numel(), dtype=WIDE, device=weight.device)
+        for records, inputs, gradient in _positions(dense, WIDE):
+            scaled = (gradient * factors[records, None, None]).flatten(0, 1)
+            total.addmm_(scaled.T, inputs.flatten(0, 1))
+        if self._rows is None or self._added is None:
+            return dense[0].layer.arranged(total)
+        rows, added = self._rows, self._added
+        if finite is not None:
+            rows, added = rows[finite], added[finite]
+        return total.index_add_(0, rows.flatten(), (added * factors[:, None, None]).flatten(0, 1))
+
+    def _squares_of_rows(self) -> Tensor:
+        """The squared norms of the table's part: each record's rows are added up, then squared."""
+        assert self._rows is not None and self._added is not None  # there are tables
+        records, positions = self._rows.shape
+        height = len(self._weight)
+        record = torch.arange(records, device=self._rows.device).repeat_interleave(positions)
+        pairs = record * height + self._rows.flatten()
+        distinct, index = torch.unique(pairs, return_inverse=True)
+        sums = self._added.new_zeros((len(distinct), self._added.shape[-1]))
+        sums.index_add_(0, index, self._added.flatten(0, 1))
+        squares = self._added.new_zeros(records)
+        return squares.index_add_(0, distinct // height, sums.square().sum(1))
+
+
+def clipped_sums_of(
+    noted: Mapping[str, NotedGradient], copies: Mapping[str, Tensor], clip: Clip
+) -> dict[str, Tensor]:
+    """Return the sum of clipped gradients by parameter.
+
+    Args:
+        noted: Weights' gradients, as layers noted them.
+        copies: Other parameters' gradients of records, `(n, *shape)`.
+        clip: See `Gradients.clipped_sums`.
+    """
+    samples, factored = dict(copies), {}
+    for name, gradient in noted.items():
+        of_records = gradient.samples()
+        if of_records is None:
+            factored[name] = gradient.factors()
+        else:
+            samples[name] = of_records
+    squares = [factors.squared_norms() for factors in factored.values()]
+    # Side by side: one kernel for all small gradients instead of several for each.
+    flat = [sample.flatten(1) for sample in samples.values()]
+    if flat:
+        side_by_side = torch.cat(flat, 1)
+        squares.append(squared_norms(side_by_side))
+    if not squares:
+        return {}
+    scales, finite = clip(torch.stack(squares).sum(0))
+    sums = {name: factors.weighted(scales, finite) for name, factors in factored.items()}
+    if flat:
+        sizes = [part.shape[1] for part in flat]
+        parts = torch.split(weighted(side_by_side, scales, finite), sizes)
+        for (name, sample), part in zip(samples.items(), parts, strict=True):
+            sums[name] = part.view(sample.shape[1:])
+    return sums
+
+
+def _is_direct(uses: Sequence[Use[Any]]) -> bool:
+    """Tell whether gradients take less work than inner products, and not much more memory."""
+    weight: Tensor = uses[0].layer.weight
+    height, width = len(weight), weight[0].numel()
+    positions = given = 0
+    for use in uses:
+        of_table = isinstance(use.layer, Table)
+        if of_table and height > use.inputs[0].numel():
+            return False
+        positions += use.gradient[0].numel() // (width if of_table else height)
+        given += use.inputs[0].numel() + use.gradient[0].numel()
+    return height * width <= min(positions * (height + width), _LARGER * given)
+
+
+def _samples(use: Use[Any]) -> Tensor:
+    """Each record's gradient, `(n, *shape)`."""
+    layer = use.layer
+    if isinstance(layer, Table):
+        rows, added = layer.rows(use.inputs, use.gradient)
+        count, height = len(rows), len(layer.weight)
+        table = added.new_zeros(count * height, added.shape[-1])
+        first = height * torch.arange(count, device=rows.device)[:, None]
+        table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
+        return table.view(count, height, -1)
+    parts = [gradient.mT @ inputs for _, inputs, gradient in _positions([use], None)]
+    samples: Tensor = layer.arranged(torch.cat(parts))
+    return samples
+
+
+def _positions(
+    uses: Sequence[Use[Linear | Conv2d]], dtype: torch.dtype | None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield a few records at a time, their inputs and output gradients side by side.
+
+    Yields:
+        The records, `(k, positions, in)` and `(k, positions, out)`, in `dtype` or as they are.
+    """
+    if not uses:
+        return
+    weight = uses[0].layer.weight
+    positions = sum(use.gradient[0].numel() for use in uses) // len(weight)
+    entries = positions * (weight[0].numel() + len(weight))
+    room = _BYTES.get(weight.device.type, _BYTES_ELSEWHERE)
+    step = max(1, room // (8 * entries))
+    for first in range(0, len(uses[0].inputs), step):
+        records = slice(first, first + step)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for use in uses:
+            factors = use.inputs[records], use.gradient[records]
+            inputs, gradient = (factor if dtype is None else factor.to(dtype) for factor in factors)
+            pairs.append(use.layer.positions(inputs, gradient))
+        inputs, gradient = pairs[0]
+        if len(pairs) > 1:
+            inputs = torch.cat([inputs for inputs, _ in pairs], 1)
+            gradient = torch.cat([gradient for _, gradient in pairs], 1)
+        yield records, inputs, gradient
