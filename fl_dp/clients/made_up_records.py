@@ -129,16 +129,17 @@ def records_alone(
     while True:
         way = SingleRecords(wide, loss, copied=copied)
         with own_chance(), WithoutChance(), Contained() as attempt:
+            noted = way.noted(*records)
             sums = way.by_notes(*records, _unequal)
         wrong: Collection[str] = ()
         if attempt.failure is None and not is_random:
             wrong = _differing(wide, sums, expected)
         if attempt.failure is None and not wrong:
-            return SingleRecords(template, loss, copied=copied)
-        noted = wide.parameters.keys() - way.held
-        if not noted:
+            return SingleRecords(template, loss, copied=wide.parameters.keys() - noted)
+        candidates = wide.parameters.keys() - way.held
+        if not candidates:
             break
-        copied = {*copied, *(noted.intersection(wrong) or noted)}
+        copied = {*copied, *(candidates.intersection(wrong) or candidates)}
     if attempt.failure is not None:
         # The records are made up, so that the text holds no data.
         logger.warning(_NOT_FOLLOWED, str(attempt.failure).partition("\n")[0][:200])

@@ -2,9 +2,9 @@
 
 A weight's gradient of a record is a sum of outer products (`noted_layers`). Norm and sum are made
 of the same noted numbers, taken as exact: where the gradient takes less work than inner products
-of its positions, of the gradient itself, in the dtype of the model; else in float64, the norm by
-inner products, rounded up, and the sum by one weighted product. So what a layer did not note is
-missing from both: that costs accuracy, never privacy.
+of its positions, of the gradient itself, in float32 or the model's wider dtype; else in float64,
+the norm by inner products, rounded up, and the sum by one weighted product. So what a layer did
+not note is missing from both: that costs accuracy, never privacy.
 
 References:
     Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (norms by
@@ -192,26 +192,26 @@ def _is_direct(uses: Sequence[Use[Any]]) -> bool:
 
 def _samples(use: Use[Any]) -> Tensor:
     """Each record's gradient, `(n, *shape)`."""
-    layer = use.layer
+    layer, dtype = use.layer, torch.promote_types(use.gradient.dtype, torch.float32)
     if isinstance(layer, Table):
-        rows, added = layer.rows(use.inputs, use.gradient)
+        rows, added = layer.rows(use.inputs, use.gradient.to(dtype))
         count, height = len(rows), len(layer.weight)
         table = added.new_zeros(count * height, added.shape[-1])
         first = height * torch.arange(count, device=rows.device)[:, None]
         table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
         return table.view(count, height, -1)
-    parts = [gradient.mT @ inputs for _, inputs, gradient in _positions([use], None)]
+    parts = [gradient.mT @ inputs for _, inputs, gradient in _positions([use], dtype)]
     samples: Tensor = layer.arranged(torch.cat(parts))
     return samples
 
 
 def _positions(
-    uses: Sequence[Use[Linear | Conv2d]], dtype: torch.dtype | None
+    uses: Sequence[Use[Linear | Conv2d]], dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield a few records at a time, their inputs and output gradients side by side.
 
     Yields:
-        The records, `(k, positions, in)` and `(k, positions, out)`, in `dtype` or as they are.
+        The records, `(k, positions, in)` and `(k, positions, out)`, in `dtype`.
     """
     if not uses:
         return
@@ -225,7 +225,7 @@ def _positions(
         pairs: list[tuple[Tensor, Tensor]] = []
         for use in uses:
             factors = use.inputs[records], use.gradient[records]
-            inputs, gradient = (factor if dtype is None else factor.to(dtype) for factor in factors)
+            inputs, gradient = (factor.to(dtype) for factor in factors)
             pairs.append(use.layer.positions(inputs, gradient))
         inputs, gradient = pairs[0]
         if len(pairs) > 1:

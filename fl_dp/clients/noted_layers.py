@@ -70,7 +70,10 @@ class Conv2d:
         outputs = functional.conv2d(
             inputs.flatten(0, 1), self.weight, None, self.stride, self.padding, self.dilation
         )
-        return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
+        # No view, which a model could not write into outside of `_Noting`.
+        shape = (*inputs.shape[:2], *outputs.shape[1:])
+        outputs = torch.ops.aten._unsafe_view(outputs, shape)
+        return outputs
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
@@ -215,7 +218,7 @@ class NotedLayers(TorchFunctionMode):
             return _Noting.apply(layer, note, self.token, rows)  # type: ignore[no-untyped-call]  # torch
 
         outputs = _below_vmap(run, inputs)
-        return outputs if bias is None else outputs + bias
+        return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
 
 def _is_record(value: Any) -> bool:

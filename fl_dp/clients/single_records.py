@@ -25,7 +25,7 @@ from torch.func import debug_unwrap, grad, vmap
 from fl_dp.clients.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
-from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
+from .clipped_gradients import Clip, clipped_sum, lacks_memory, mapped, outputs_of, rows_of
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import NotedGradient, clipped_sums_of
@@ -41,7 +41,8 @@ class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
     A batch that `vmap` can't follow raises; its records then come here one by one. One that `vmap`
-    can't follow goes through autograd. So each record decides for itself alone.
+    can't follow goes through autograd. So each record decides for itself alone. Whether layers
+    note in a batch goes by its shapes alone.
 
     Attributes:
         one_by_one: Never use `vmap`.
@@ -73,7 +74,12 @@ class SingleRecords:
         if self.one_by_one:
             return clipped_sum(self.by_autograd(inputs, targets), clip)
         if len(targets) > 1:
-            return self.by_notes(inputs, targets, clip)
+            with Contained() as attempt:
+                return self.by_notes(inputs, targets, clip)
+            assert attempt.failure is not None  # the block above did not return
+            if lacks_memory(attempt.failure) or not self._fails_at_zero(inputs, targets):
+                raise attempt.failure
+            return self._by_vmap_summed(inputs, targets, clip)
         for way in (self.by_notes, self._by_vmap_summed):
             with Contained() as attempt:
                 return way(inputs, targets, clip)
@@ -88,6 +94,13 @@ class SingleRecords:
             self._warned = True
         return clipped_sum(gradients, clip)
 
+    def _fails_at_zero(self, inputs: Any, targets: Tensor) -> bool:
+        """Tell whether layers can't note at such shapes, whatever the records hold."""
+        with Contained():
+            self.by_notes(*mapped(torch.zeros_like, (inputs, targets)), _unclipped)
+            return False
+        return True
+
     def _by_vmap_summed(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         return clipped_sum(self.by_vmap(inputs, targets), clip)
 
@@ -97,18 +110,32 @@ class SingleRecords:
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
         """
-        taken = self._may_be_noted()
-        if not taken:
+        if not self._may_be_noted():
             return self._by_vmap_summed(inputs, targets, clip)
+        noted, copies = self._passed(inputs, targets)
         with torch.autocast(self._template.device.type, enabled=False):
-            while True:
-                one_pass = _Pass(self._template, self._loss, taken, len(targets))
-                noted, copies, elsewhere = one_pass.gradients(inputs, targets)
-                if not elsewhere:
-                    break
-                taken = taken - elsewhere  # this form of records uses them in other ways, too
             sums = clipped_sums_of(noted, copies, clip)
         return [sums.get(name) for name in self._template.parameters]
+
+    def noted(self, inputs: Any, targets: Tensor) -> Collection[str]:
+        """The weights of which these records need no gradients of their own.
+
+        Raises:
+            Exception: Any error of model and loss at these records, or of `vmap` at their code.
+        """
+        return self._passed(inputs, targets)[0].keys()
+
+    def _passed(
+        self, inputs: Any, targets: Tensor
+    ) -> tuple[dict[str, NotedGradient], dict[str, Tensor]]:
+        """Return noted weights' gradients, and other parameters' as `(n, *shape)`."""
+        taken = self._may_be_noted()
+        while True:
+            one_pass = _Pass(self._template, self._loss, taken, len(targets))
+            noted, copies, elsewhere = one_pass.gradients(inputs, targets)
+            if not elsewhere:
+                return noted, copies
+            taken = taken - elsewhere  # this form of records uses them in other ways, too
 
     def _may_be_noted(self) -> Set[str]:
         if self.one_by_one:
@@ -155,6 +182,10 @@ class SingleRecords:
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
             loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+
+
+def _unclipped(squares: Tensor) -> tuple[Tensor, None]:
+    return torch.ones_like(squares), None
 
 
 class _Pass:
@@ -206,7 +237,8 @@ class _Pass:
         if losses.requires_grad:
             leaves = (self._layers.token, *self._copies.values(), *self._shared.values())
             ones = torch.ones_like(losses)
-            _, *self._gradients = _engine_run_backward(
-                (losses,), (ones,), False, False, leaves, True, accumulate_grad=False
-            )
+            with torch.autocast(losses.device.type, enabled=False):
+                _, *self._gradients = _engine_run_backward(
+                    (losses,), (ones,), False, False, leaves, True, accumulate_grad=False
+                )
         return loss
