@@ -5,14 +5,8 @@ every layer, rows are records in the records' order. Choosing them declares that
 made-up records (`made_up_records`), and in each pass by the number of rows. Where that differs in
 a layer, the pass's records go through `SingleRecords`.
 
-Ghost clipping holds no gradient of a record. Sum and norm use the same float64 products, and the
-norm is rounded up by more than their rounding errors. It also saves Opacus' second backward pass.
-
-References:
-    Li et al. 2022, "Large Language Models Can Be Strong Differentially Private Learners" (ghost
-    clipping, section 4).
-    Bu et al. 2023, "Differentially Private Optimization on Large Model at Small Cost" (sums from
-    the tensors of one backward pass, algorithm 1).
+Ghost clipping holds no gradient of a record, and saves Opacus' second backward pass
+(`noted_gradients`).
 """
 
 from __future__ import annotations
@@ -43,6 +37,8 @@ from .clipped_gradients import (
 )
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
+from .noted_gradients import Factors
+from .noted_layers import Linear, Table, Use
 from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -247,89 +243,55 @@ class _AnyLayer:
         return samples
 
 
-class _Linear:
-    """`y = W a + b`: a record's gradient sums outer products over its positions."""
+class _Noted:
+    """A layer of one pass whose weight's gradient `Factors` computes, and a bias."""
 
-    def __init__(self, module: nn.Linear, activations: Tensor, backprops: Tensor) -> None:
+    def __init__(self, module: nn.Linear | nn.Embedding, inputs: Tensor, backprops: Tensor) -> None:
         self._module = module
-        rows = len(backprops)
-        self._a = activations.reshape(rows, -1, activations.shape[-1]).to(WIDE)
-        self._b = backprops.reshape(rows, -1, backprops.shape[-1]).to(WIDE)
+        layer: Linear | Table
+        self._bias: nn.Parameter | None = None
+        if isinstance(module, nn.Linear):
+            layer = Linear(module.weight.detach())
+            if module.bias is not None and module.bias.requires_grad:
+                self._bias = module.bias
+                self._b = backprops.reshape(len(backprops), -1, backprops.shape[-1]).to(WIDE)
+        else:
+            layer = Table(module.weight.detach(), module.padding_idx)
+        self._factors = Factors([Use(layer, inputs, backprops)])
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the squared norms, float64 `(n,)`."""
-        a, b = self._a, self._b
-        squares = a.new_zeros(len(a))
-        lengths = b.norm(dim=-1)
+        squares = torch.zeros((), dtype=WIDE)
         if self._module.weight.requires_grad:
-            terms = lengths * a.norm(dim=-1)
-            if a.shape[1] == 1:
-                squares = squares + terms.square().sum(1)
-            else:
-                gram = ((a @ a.mT) * (b @ b.mT)).sum((1, 2))
-                squares = squares + rounded_up(gram, terms, a.shape[-1] + b.shape[-1])
-        if self._module.bias is not None and self._module.bias.requires_grad:
-            squares = squares + rounded_up(b.sum(1).square().sum(-1), lengths, 0)
+            squares = self._factors.squared_norms()
+        if self._bias is not None:
+            b = self._b
+            squares = squares.to(b.device) + rounded_up(
+                b.sum(1).square().sum(-1), b.norm(dim=-1), 0
+            )
         return squares
 
     def weighted(
         self, factors: Tensor, finite: Tensor | None, squares: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with the sum of its scaled gradients."""
-        a, b = _selected(self._a, finite), _selected(self._b, finite)
-        b = (b * factors[:, None, None]).flatten(0, 1)
         if self._module.weight.requires_grad:
-            yield self._module.weight, b.T @ a.flatten(0, 1)
-        if self._module.bias is not None and self._module.bias.requires_grad:
-            yield self._module.bias, b.sum(0)
-
-
-class _Embedding:
-    """A table from which each position of a record takes a row."""
-
-    def __init__(self, module: nn.Embedding, tokens: Tensor, backprops: Tensor) -> None:
-        self._module = module
-        rows = len(tokens)
-        self._tokens = tokens.reshape(rows, -1)
-        self._b = backprops.reshape(rows, -1, backprops.shape[-1]).to(WIDE)
-        if module.padding_idx is not None:
-            self._b = self._b.masked_fill((self._tokens == module.padding_idx)[..., None], 0.0)
-
-    def squared_norms(self) -> Tensor:
-        """Return upper bounds of the squared norms, float64 `(n,)`."""
-        rows, positions = self._tokens.shape
-        record = torch.arange(rows, device=self._tokens.device).repeat_interleave(positions)
-        pairs = record * self._module.num_embeddings + self._tokens.flatten()
-        distinct, index = torch.unique(pairs, return_inverse=True)
-        sums = self._b.new_zeros((len(distinct), self._b.shape[-1]))
-        sums.index_add_(0, index, self._b.flatten(0, 1))
-        squares = self._b.new_zeros(rows)
-        squares.index_add_(0, distinct // self._module.num_embeddings, sums.square().sum(1))
-        return rounded_up(squares, self._b.norm(dim=-1), 0)
-
-    def weighted(
-        self, factors: Tensor, finite: Tensor | None, squares: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the table with the sum of its scaled gradients."""
-        tokens, b = _selected(self._tokens, finite), _selected(self._b, finite)
-        total = torch.zeros_like(self._module.weight, dtype=WIDE)
-        total.index_add_(0, tokens.flatten(), (b * factors[:, None, None]).flatten(0, 1))
-        yield self._module.weight, total
+            yield self._module.weight, self._factors.weighted(factors, finite)
+        if self._bias is not None:
+            yield self._bias, factors @ _selected(self._b, finite).sum(1)
 
 
 def _selected(tensor: Tensor, rows: Tensor | None) -> Tensor:
     return tensor if rows is None else tensor[rows]
 
 
-def _layer(
-    module: nn.Module, passes: Sequence[tuple[Any, Tensor]]
-) -> _AnyLayer | _Linear | _Embedding:
+def _layer(module: nn.Module, passes: Sequence[tuple[Any, Tensor]]) -> _AnyLayer | _Noted:
     activations, backprops = passes[0]
     if len(passes) == 1 and type(module) is nn.Embedding:
-        return _Embedding(module, activations[0], backprops)
+        return _Noted(module, activations[0], backprops)
     if len(passes) == 1 and type(module) is nn.Linear:
         positions = backprops[0, ..., 0].numel() if len(backprops) else 1
         # A longer sequence has more pairs of positions than the gradient has entries.
         if positions**2 <= module.weight.numel() or positions == 1:
-            return _Linear(module, activations[0], backprops)
+            return _Noted(module, activations[0], backprops)
     return _AnyLayer(module, passes)
