@@ -142,14 +142,18 @@ class Factors:
 
 
 def clipped_sums_of(
-    noted: Mapping[str, NotedGradient], copies: Mapping[str, Tensor], clip: Clip
+    noted: Mapping[str, NotedGradient], copies: Mapping[str, Tensor], records: int, clip: Clip
 ) -> dict[str, Tensor]:
     """Return the sum of clipped gradients by parameter.
 
     Args:
         noted: Weights' gradients, as layers noted them.
         copies: Other parameters' gradients of records, `(n, *shape)`.
+        records: Their number `n`.
         clip: See `Gradients.clipped_sums`.
+
+    Raises:
+        ValueError: A gradient has other rows than records.
     """
     samples, factored = dict(copies), {}
     for name, gradient in noted.items():
@@ -166,6 +170,8 @@ def clipped_sums_of(
         squares.append(squared_norms(side_by_side))
     if not squares:
         return {}
+    if any(part.shape != (records,) for part in squares):
+        raise ValueError(f"rows of a gradient are not the {records} records")
     scales, finite = clip(torch.stack(squares).sum(0))
     sums = {name: factors.weighted(scales, finite) for name, factors in factored.items()}
     if flat:

@@ -58,7 +58,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Conv2d:
-    """Without its bias, of one group; inputs `(n, 1, channels, height, width)`."""
+    """Without its bias, of one group; inputs `(n, images, channels, height, width)`."""
 
     weight: Tensor
     stride: Pair
@@ -66,18 +66,18 @@ class Conv2d:
     dilation: Pair
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return `(n, 1, out, height, width)`."""
+        """Return `(n, images, out, height, width)`."""
         outputs = functional.conv2d(
             inputs.flatten(0, 1), self.weight, None, self.stride, self.padding, self.dilation
         )
         # No view, which a model could not write into outside of `_Noting`.
         shape = (*inputs.shape[:2], *outputs.shape[1:])
-        outputs = torch.ops.aten._unsafe_view(outputs, shape)
-        return outputs
+        unflattened: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
+        return unflattened
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
-        flat = conv2d_input(  # type: ignore[no-untyped-call]  # torch
+        to_inputs: Tensor = conv2d_input(  # type: ignore[no-untyped-call]  # torch
             inputs.flatten(0, 1).shape,
             self.weight,
             gradient.flatten(0, 1),
@@ -85,8 +85,7 @@ class Conv2d:
             self.padding,
             self.dilation,
         )
-        to_inputs: Tensor = flat.view(inputs.shape)
-        return to_inputs
+        return to_inputs.view(inputs.shape)
 
     def positions(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors; an input is a patch in the order (row, column, channel).
@@ -109,7 +108,10 @@ class Conv2d:
                 by_channel,
             ),
         )
-        return patches.reshape(count, high * wide, -1), gradient.flatten(2).transpose(1, 2)
+        return (
+            patches.reshape(len(inputs), -1, self.weight[0].numel()),
+            gradient.permute(0, 2, 3, 1).reshape(len(inputs), -1, len(self.weight)),
+        )
 
     def arranged(self, total: Tensor) -> Tensor:
         """A sum over positions, `(..., out, in)`, in the shape of its weight."""

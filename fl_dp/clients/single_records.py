@@ -97,7 +97,8 @@ class SingleRecords:
     def _fails_at_zero(self, inputs: Any, targets: Tensor) -> bool:
         """Tell whether layers can't note at such shapes, whatever the records hold."""
         with Contained():
-            self.by_notes(*mapped(torch.zeros_like, (inputs, targets)), _unclipped)
+            zeros = mapped(torch.zeros_like, inputs), torch.zeros_like(targets)
+            self.by_notes(*zeros, _unclipped)
             return False
         return True
 
@@ -114,7 +115,7 @@ class SingleRecords:
             return self._by_vmap_summed(inputs, targets, clip)
         noted, copies = self._passed(inputs, targets)
         with torch.autocast(self._template.device.type, enabled=False):
-            sums = clipped_sums_of(noted, copies, clip)
+            sums = clipped_sums_of(noted, copies, len(targets), clip)
         return [sums.get(name) for name in self._template.parameters]
 
     def noted(self, inputs: Any, targets: Tensor) -> Collection[str]:

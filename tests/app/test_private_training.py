@@ -93,7 +93,7 @@ def test_a_real_node_without_a_ledger_trains_nothing() -> None:
 
 
 def test_a_way_of_opacus_needs_a_form_to_be_compared_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="grad_sample_mode=hooks is compared with gradients of single records"):
+    with pytest.raises(ValueError, match="grad_sample_mode=hooks is compared with gradients"):
         private_training.private_client(
             torch.nn.Linear(3, 2),
             records,
