@@ -204,9 +204,10 @@ class _Pass:
             else:
                 copies = weight.expand(records, *weight.shape).detach()
                 self._copies[name] = copies.requires_grad_()
-        self._noted = {name: NotedGradient() for name in taken}
+        noted = {name: NotedGradient() for name in taken}
+        self._noted = noted  # no cycle through self: a pass's notes would wait for the collector
         self._layers = NotedLayers(
-            self._shared, lambda name, use: self._noted[name].add(use), template.device
+            self._shared, lambda name, use: noted[name].add(use), template.device
         )
         self._gradients: Sequence[Tensor | None] = ()
 

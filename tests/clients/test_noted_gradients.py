@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fl_dp.clients.clipped_gradients import ClippedGradients, clipped_sum
 from fl_dp.clients.made_up_records import gradients_of, records_alone
 from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.noted_gradients import Factors
+from fl_dp.clients.noted_gradients import Factors, NotedGradient
 from fl_dp.clients.noted_layers import Linear, Use
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.clients.single_records import SingleRecords
@@ -495,3 +497,24 @@ def test_no_record_s_gradient_of_a_large_weight_is_made() -> None:
             SingleRecords(template, LOSS, copied=copied).clipped_sums(x, y, at(1.0))
         largest.append(kernels.largest)
     assert largest[0] == 3000 * 64 and largest[1] >= 32 * 3000 * 64
+
+
+def test_no_pass_s_notes_wait_for_python_s_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses: list[weakref.ref[Use[Any]]] = []
+    add = NotedGradient.add
+
+    def added(gradient: NotedGradient, use: Use[Any]) -> None:
+        uses.append(weakref.ref(use))
+        add(gradient, use)
+
+    monkeypatch.setattr(NotedGradient, "add", added)
+    way = SingleRecords(made("LoRA"), LOSS)
+    x, y = records("LoRA", 6)
+    way.by_notes(x, y, at(0.1))
+    uses.clear()
+    gc.disable()
+    try:
+        way.by_notes(x, y, at(0.1))
+        assert [use() for use in uses] == [None] * 3
+    finally:
+        gc.enable()
