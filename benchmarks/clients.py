@@ -35,11 +35,12 @@ from small_cnn import small_cnn
 from torch.nn import functional
 
 from fl_dp.clients import NodeUnits, TrainedRows, UnitReport
+from fl_dp.clients.cohort import UnitData, train_units
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.tasks.training import UnitData, train_together
+from fl_dp.tasks.training import plain_sgd
 
 UNITS, ROWS, BATCH_SIZE = 100, 20, 10
 LEARNING_RATE, CLIPPING_NORM = 0.1, 0.5
@@ -82,7 +83,11 @@ def node_of_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
     """What a node does when asked for its units' sum."""
     model = small_cnn()
     record = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
-    data = [UnitData(features=x[unit], labels=y[unit], seed=unit) for unit in range(len(x))]
+    training = plain_sgd(learning_rate=LEARNING_RATE, epochs=1, batch_size=BATCH_SIZE)
+    data = [
+        UnitData(features=torch.from_numpy(x[unit]), labels=torch.from_numpy(y[unit]), seed=unit)
+        for unit in range(len(x))
+    ]
 
     def alone(context: Context, unit: int) -> NumPyClient:
         raise RuntimeError("all units are trained together here")
@@ -90,17 +95,10 @@ def node_of_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
     def train_many(
         context: Context, units: Sequence[int], arrays: ArrayRecord, config: dict[str, Any]
     ) -> Iterator[TrainedRows]:
-        for places, vectors in train_together(
-            model,
-            [data[unit] for unit in units],
-            learning_rate=LEARNING_RATE,
-            epochs=1,
-            batch_size=BATCH_SIZE,
-        ):
+        for places, vectors in train_units(model, [data[unit] for unit in units], training):
             reports = [UnitReport(num_examples=ROWS, metrics={}) for _ in places]
-            yield TrainedRows(
-                units=[units[index] for index in places], reports=reports, vectors=vectors
-            )
+            named = [units[index] for index in places]
+            yield TrainedRows(units=named, reports=reports, vectors=vectors.cpu().numpy())
 
     instruction = RoundInstruction(
         server_round=1,

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader
 
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise
+from fl_dp.clients.cohort import UnitData, train_units
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_batches import BatchForm
@@ -43,7 +44,7 @@ from fl_dp.clients.single_records import SingleRecords
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.models import build_model
-from fl_dp.tasks.training import UnitData, train_together
+from fl_dp.tasks.training import plain_sgd
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = "tests/app/test_on_devices.py"
@@ -217,8 +218,8 @@ def trained_units(
     rng = np.random.default_rng(0)
     data = [
         UnitData(
-            features=rng.standard_normal(shape, dtype=np.float32),
-            labels=rng.integers(CLASSES, size=shape[0]),
+            features=torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)),
+            labels=torch.from_numpy(rng.integers(CLASSES, size=shape[0])),
             seed=unit,
         )
         for unit in range(count)
@@ -256,13 +257,9 @@ def trained(
     model: nn.Module, data: Sequence[UnitData]
 ) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
     """Train an epoch of each unit, on the model's device."""
-    return train_together(
-        model,
-        data,
-        learning_rate=UNIT_LEARNING_RATE,
-        epochs=1,
-        batch_size=UNIT_BATCH_SIZE,
-    )
+    training = plain_sgd(learning_rate=UNIT_LEARNING_RATE, epochs=1, batch_size=UNIT_BATCH_SIZE)
+    for places, vectors in train_units(model, data, training):
+        yield places, vectors.cpu().numpy()
 
 
 def in_order(

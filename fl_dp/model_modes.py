@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -30,3 +31,14 @@ def parts_in_training(module: nn.Module) -> Iterator[nn.Module]:
     yield module
     for part in module.children():
         yield from parts_in_training(part)
+
+
+@contextmanager
+def modes_back(module: nn.Module) -> Iterator[None]:
+    """Give each part of a module its mode back at the end of a block."""
+    before = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, was_training in before:
+            part.training = was_training

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
+from fl_dp.clients.cohort import UnitData, train_alone
 from fl_dp.clients.own_copies import own_copy_of
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
@@ -34,7 +35,7 @@ from fl_dp.plan import Plan
 from fl_dp.promise import delta_rounded_up, is_large_delta
 from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks.training import check_training, evaluate, one_thread, train_locally
+from fl_dp.tasks.training import evaluate, one_thread, plain_sgd
 
 from .client_arrays import (
     Data,
@@ -327,17 +328,10 @@ class _Client(NumPyClient):
 def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
     """A function that trains a client by SGD."""
     require_positive(learning_rate=learning_rate)  # at 0 a budget would be spent on noise alone
-    check_training(learning_rate, epochs, batch_size)
+    training = plain_sgd(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
 
     def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:
-        train_locally(
-            model,
-            records,
-            labels,
-            learning_rate=learning_rate,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=torch.initial_seed(),  # the client's own coins
-        )
+        seed = torch.initial_seed()  # the client's own coins
+        train_alone(model, UnitData(features=records, labels=labels, seed=seed), training)
 
     return train

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
+from fl_dp.clients.cohort import UnitData, train_alone, train_units
 from fl_dp.clients.personal_part import PersonalPart
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
@@ -26,11 +28,9 @@ from fl_dp.protocol.keys import (
 from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.datasets.forms import SCALED_LABELS
 from fl_dp.tasks.training import (
-    UnitData,
     evaluate,
     evaluate_with_probabilities,
-    train_locally,
-    train_together,
+    plain_sgd,
 )
 from fl_dp.user_code import Contained
 
@@ -99,13 +99,9 @@ class TaskClient(NumPyClient):
         own = self._own(settings, model)
         set_arrays(model, own.whole(parameters))
         metrics = _metrics(model, features, labels, settings, config, count=len(rows))
-        train_locally(
-            model,
-            features,
-            labels,
-            seed=_shuffling_seed(settings, self._part(settings), config),
-            **settings.client.steps,
-        )
+        seed = _shuffling_seed(settings, self._part(settings), config)
+        unit = UnitData(features=features, labels=labels, seed=seed)
+        train_alone(model, unit, plain_sgd(**settings.client.steps))
         shared = own.keep(list(get_arrays(model).values()))
         return shared, _reported(len(rows), config), metrics
 
@@ -259,21 +255,22 @@ def train_many(
         return  # each unit has a model of its own, or parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
+    training = plain_sgd(**settings.client.steps)
     parts = parts_of(settings)
     first = node_of(context) * settings.simulation.units_at_node
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         chunk = hosted[start : start + _UNITS_IN_MEMORY]
-        rows = {unit: rows_of_unit(settings, parts[first + unit]) for unit in chunk}
+        rows = [rows_of_unit(settings, parts[first + unit]) for unit in chunk]
+        features, labels = records_of(dataset, np.concatenate(rows))  # where they are trained
+        counts = [len(own) for own in rows]
         data = [
-            UnitData(
-                features=dataset.features(rows[unit]),
-                labels=dataset.labels(rows[unit]),
-                seed=_shuffling_seed(settings, first + unit, config),
+            UnitData(features=x, labels=y, seed=_shuffling_seed(settings, first + unit, config))
+            for unit, x, y in zip(
+                chunk, torch.split(features, counts), torch.split(labels, counts), strict=True
             )
-            for unit in chunk
         ]
-        for indices, vectors in train_together(origin, data, **settings.client.steps):
+        for indices, vectors in train_units(origin, data, training):
             reports = []
             for unit in (data[index] for index in indices):
                 count = len(unit.labels)
@@ -282,7 +279,7 @@ def train_many(
                 )
                 reports.append(UnitReport(num_examples=_reported(count, config), metrics=metrics))
             units_of_chunk = [chunk[index] for index in indices]
-            yield TrainedRows(units=units_of_chunk, reports=reports, vectors=vectors)
+            yield TrainedRows(units=units_of_chunk, reports=reports, vectors=vectors.cpu().numpy())
 
 
 def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> RecordsOfNode:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .opacus_client import OpacusClient
     from .record_batches import FixedLengthPadding, RecordWise
     from .record_loss import LossInOutputs, WithFullMask
+    from .torch_units import TorchUnits
     from .training_check import check_training
 else:
     # With torch and Opacus, which many clients can do without.
@@ -43,6 +44,7 @@ else:
             "RecordWise": "record_batches",
             "LossInOutputs": "record_loss",
             "WithFullMask": "record_loss",
+            "TorchUnits": "torch_units",
             "check_training": "training_check",
         },
     )
@@ -60,6 +62,7 @@ __all__ = [
     "PolicyRefusal",
     "RecordWise",
     "RecordsInBatches",
+    "TorchUnits",
     "TrainedRows",
     "UnitReport",
     "WithFullMask",

@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
@@ -49,6 +50,9 @@ from .simulated_failures import note_failure, noted_failures, unless_simulated
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
+if TYPE_CHECKING:
+    from .torch_units import TorchUnits
+
 ClientFn = Callable[[Context], NumPyClient | Client]
 
 
@@ -56,7 +60,7 @@ def numpy_client_app(
     client_fn: ClientFn | None = None,
     mods: list[Mod] | None = None,
     *,
-    units: NodeUnits | None = None,
+    units: NodeUnits | TorchUnits | None = None,
     records: RecordsFn | None = None,
     statistics_fn: StatisticsFn | None = None,
     arrays_fn: ArraysFn | None = None,
@@ -87,7 +91,8 @@ def numpy_client_app(
             the result of its `to_client()`. None: this node answers with sums alone.
         mods: Flower mods around train and evaluate, outermost first, inside the guard that stops
             exception texts at the node.
-        units: The privacy units of a node that hosts several.
+        units: The privacy units of a node that hosts several: `TorchUnits` for a training of a
+            PyTorch module, which needs no `client_fn`; `NodeUnits` for clients of your own.
         records: Records that are each a privacy unit, such as `NodeRecords`.
         statistics_fn: One unit's values, for private statistics; see `StatisticsFn`. If it raises,
             that unit contributes zero. None: this node answers none.
@@ -110,6 +115,10 @@ def numpy_client_app(
     _require_client_fn(client_fn)
     if client_fn is None and units is None and records is None:
         raise ValueError("numpy_client_app needs a client_fn, units or records to answer with")
+    trained_module = getattr(records or units, "arrays_fn", None)  # `TorchUnits` has it, too
+    if units is not None and not isinstance(units, NodeUnits):
+        client_fn = client_fn or units.client_fn  # where a node hosts one
+        units = units.of_node()
     noised = with_noise(mods, of="numpy_client_app")
 
     def make_client(context: Context) -> NumPyClient:
@@ -169,7 +178,7 @@ def numpy_client_app(
         abilities.add(Ability.STATISTICS)
     identity = identity_handler(
         app="numpy_client_app of fl-dp",
-        arrays_fn=arrays_fn or getattr(records, "arrays_fn", None),  # `NodeRecords` has one
+        arrays_fn=arrays_fn or trained_module,
         mods=mods or (),
         abilities=abilities,
     )

@@ -83,7 +83,7 @@ class Watched:
         self.masked: list[int] = []
         self.trained = 0
         for place, name in (
-            (task_client, "train_locally"),
+            (task_client, "train_alone"),
             (OpacusClient, "fit"),
             (node_records._Gradients, "clipped_sum"),
         ):

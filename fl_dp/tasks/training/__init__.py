@@ -1,4 +1,4 @@
-"""Local training and evaluation of a task, one unit at a time or many together."""
+"""Local training and evaluation of a task."""
 
 from .device_data import DeviceData
 from .local import (
@@ -7,18 +7,17 @@ from .local import (
     evaluate,
     evaluate_with_probabilities,
     one_thread,
+    plain_sgd,
     train_locally,
 )
-from .together import UnitData, train_together
 
 __all__ = [
     "DeviceData",
     "SquaredError",
-    "UnitData",
     "check_training",
     "evaluate",
     "evaluate_with_probabilities",
     "one_thread",
+    "plain_sgd",
     "train_locally",
-    "train_together",
 ]

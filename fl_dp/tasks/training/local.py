@@ -1,14 +1,11 @@
-"""Local training by plain SGD, and evaluation.
-
-There is no data loader and no optimizer object: building them would take longer than training on a
-simulated client's few records.
-"""
+"""Local training by plain SGD, and evaluation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
 from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_range
-from fl_dp.model_modes import set_training_mode
+from fl_dp.model_modes import modes_back
 
 
 @contextmanager
@@ -42,10 +40,11 @@ def train_locally(
     batch_size: int,
     seed: int,
 ) -> None:
-    """Train a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
+    """Train a model in place by SGD on the mean loss of mini-batches, see `plain_sgd`.
 
     The data move to the model's device. Without rows the model stays as it is. Each epoch visits
-    every row once, in a new order; a smaller last batch counts like any other.
+    every row once, in a new order; a smaller last batch counts like any other. A label that is no
+    class, or a token not in the vocabulary, counts as the nearest one.
 
     Args:
         model: Returns to its mode (train or eval).
@@ -54,37 +53,29 @@ def train_locally(
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
         batch_size: Rows per step, at least 1.
-        seed: Seed of the rows' order; the global random state does not change.
+        seed: Seed of the rows' order and of dropout; the global random state does not change.
 
     Raises:
         ValueError: If a number is out of range, or features and labels differ in length.
-        IndexError: If a label is no class, or a token not in the vocabulary. The model is
-            unchanged, or partly trained if a later batch has the token.
+    """
+    training = plain_sgd(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
+    data = UnitData(features=as_tensor(features), labels=as_tensor(labels), seed=seed)
+    train_alone(model, data, training)
+
+
+def plain_sgd(*, learning_rate: float, epochs: int, batch_size: int) -> LocalTraining:
+    """SGD on the mean loss of mini-batches, see `loss_of`.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
     check_training(learning_rate, epochs, batch_size)
-    _check_batches(features, labels, batch_size)
-    num_rows = len(labels)
-    if num_rows == 0:
-        return
-    x, y = _tensors(model, features, labels)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    generator = torch.Generator().manual_seed(seed)
-    checked = False
-    with _mode(model, training=True), tokens_in_range(tables_of(model)):
-        for _ in range(epochs):
-            order = epoch_order(num_rows, batch_size, generator)
-            for rows in _batches(order, batch_size, x.device):
-                # A copy in either case, as a module may write into what it gets.
-                logits = model(x[rows] if isinstance(rows, Tensor) else x.clone())
-                if not checked:
-                    require_labels(y, logits.shape[1])
-                    checked = True
-                loss = loss_of(logits, y[rows], reduction="mean")
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                with torch.no_grad():
-                    for parameter, gradient in zip(parameters, gradients, strict=True):
-                        if gradient is not None:
-                            parameter.add_(gradient, alpha=-learning_rate)
+    return LocalTraining(
+        loss=loss_of,
+        optimizer=partial(torch.optim.SGD, lr=learning_rate),
+        epochs=epochs,
+        batch_size=batch_size,
+    )
 
 
 def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tensor:
@@ -143,7 +134,7 @@ def evaluate(
         return math.nan, math.nan
     x, y = _tensors(model, features, labels)
     loss, measure = 0.0, 0.0
-    with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
+    with _in_eval(model), torch.no_grad(), tokens_in_range(tables_of(model)):
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
             logits = model(x[start : start + batch_size].clone())
@@ -207,17 +198,6 @@ def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
         raise ValueError(f"batch_size is {batch_size}; write at least 1")
 
 
-def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> Tensor | None:
-    """The order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
-
-    None if one batch holds all rows: their mean does not depend on the order, and copies are
-    saved.
-    """
-    if num_rows <= batch_size:
-        return None
-    return torch.randperm(num_rows, generator=generator)
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's parameters; the CPU for a model without any."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -238,36 +218,21 @@ def _tensors(
     model: nn.Module, features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor
 ) -> tuple[Tensor, Tensor]:
     device = device_of(model)
-    return _tensor(features).to(device), _tensor(labels).to(device)
+    return as_tensor(features).to(device), as_tensor(labels).to(device)
 
 
-def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
+def as_tensor(values: NDArray[Any] | Tensor) -> Tensor:
+    """Labels and tokens as int64, everything else as float32; a tensor as it is."""
     if isinstance(values, Tensor):
         return values
-    # Labels and tokens stay integers; everything else gets the dtype of models.
     kind = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32
     # torch warns about read-only arrays, so these are copied; others are shared, not copied.
     return torch.from_numpy(np.require(values, kind, ["C", "W"]))
 
 
-def _batches(
-    order: Tensor | None, batch_size: int, device: torch.device
-) -> Sequence[Tensor | slice]:
-    if order is None:
-        return (slice(None),)
-    return torch.split(order.to(device), batch_size)
-
-
 @contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def _in_eval(model: nn.Module) -> Iterator[None]:
     # Module by module, as parts of a model may be in different modes.
-    before = [(module, module.training) for module in model.modules()]
-    if training:
-        set_training_mode(model)
-    else:
+    with modes_back(model):
         model.eval()
-    try:
         yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training

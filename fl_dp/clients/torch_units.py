@@ -1,0 +1,165 @@
+"""Privacy units that train a PyTorch module, said as options: so many are trained in one go.
+
+>>> units = TorchUnits(
+...     model=model,
+...     loss=nn.CrossEntropyLoss(reduction="none"),
+...     optimizer=partial(torch.optim.SGD, lr=0.1),
+...     batch_size=10,
+...     data=lambda context, unit: (images[unit], labels[unit]),
+...     count=lambda context, config: 50,
+... )
+>>> app = numpy_client_app(units=units)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.client import NumPyClient
+from flwr.common.typing import NDArrays, Scalar
+from torch import Tensor, nn
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.model_arrays import get_arrays, sent_names, set_arrays
+from fl_dp.user_code import Contained
+
+from .cohort import LocalTraining, UnitData, train_alone, train_units
+from .cohort.optimizers import OptimizerFn
+from .cohort.training import LossFn
+from .coins import coins_of
+from .own_copies import own_copy_of
+from .records import Config
+from .trained_unit import TrainedRows, UnitReport
+from .units import NodeUnits
+
+_UNITS_IN_MEMORY = 256  # whose records a node holds at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchUnits:
+    """The privacy units that a node hosts, each of which trains the same module.
+
+    Together or one by one is decided by the module, the options and the device; a log line says
+    why. Coins of a unit's order and dropout follow from the run's seed, the round and the unit;
+    without such a seed from the operating system.
+
+    Attributes:
+        model: The module, in training mode; it is not changed. Its parameters are exchanged, or
+            its whole state, as the server sends.
+        loss: Each record's loss, `(n,)`, such as `nn.CrossEntropyLoss(reduction="none")`.
+        optimizer: Makes SGD, Adam, AdamW or Rprop, such as `partial(torch.optim.SGD, lr=0.1)`;
+            another one is refused, as it may mix units.
+        batch_size: Records a step.
+        data: One unit's features and labels, `(n, ...)` each, from the node's `Context` and the
+            unit's number. Of that unit alone; without records it contributes zero.
+        count: As in `NodeUnits`.
+        epochs: Passes over a unit's records.
+    """
+
+    model: nn.Module
+    loss: LossFn
+    optimizer: OptimizerFn
+    batch_size: int
+    data: Callable[[Context, int], tuple[Tensor, Tensor]]
+    count: Callable[[Context, Config], int]
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: As `LocalTraining`.
+        """
+        _ = self.training
+
+    @property
+    def training(self) -> LocalTraining:
+        """What each unit does."""
+        return LocalTraining(
+            loss=self.loss,
+            optimizer=self.optimizer,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+        )
+
+    def of_node(self) -> NodeUnits:
+        """The same units as a `NodeUnits`, trained together where a node hosts several."""
+        return NodeUnits(
+            client_fn=self.client_fn,
+            count=self.count,
+            train_many=self._train_many,
+        )
+
+    def client_fn(self, context: Context, unit: int = 0) -> NumPyClient:
+        """The client of one unit."""
+        return _Alone(self, context, unit)
+
+    def arrays_fn(self, context: Context, config: Config) -> nn.Module:
+        """The module that is trained, which a server compares with its model."""
+        return self.model
+
+    def unit_data(self, context: Context, config: Config, unit: int) -> UnitData:
+        """One unit's data and seed."""
+        features, labels = self.data(context, unit)
+        words = coins_of(context, config, unit) or SecureRandom()
+        seed = int(words.words(1)[0] >> 1)
+        return UnitData(
+            features=torch.as_tensor(features), labels=torch.as_tensor(labels), seed=seed
+        )
+
+    def with_arrays(self, arrays: NDArrays) -> tuple[nn.Module, tuple[str, ...]]:
+        """A copy of the module with the arrays sent, and their names."""
+        model = own_copy_of(self.model)
+        names = sent_names(model, arrays)
+        set_arrays(model, arrays, names)
+        return model, names
+
+    def _train_many(
+        self, context: Context, units: Sequence[int], arrays: ArrayRecord, config: Config
+    ) -> Iterator[TrainedRows]:
+        model, names = self.with_arrays(arrays.to_numpy_ndarrays())
+        for start in range(0, len(units), _UNITS_IN_MEMORY):
+            read, data = [], []
+            for unit in units[start : start + _UNITS_IN_MEMORY]:
+                with Contained():  # as the unit's own client, it tries again and fails alone
+                    data.append(self.unit_data(context, config, unit))
+                    read.append(unit)
+            for indices, vectors in train_units(model, data, self.training, names=names):
+                yield TrainedRows(
+                    units=[read[index] for index in indices],
+                    reports=[
+                        UnitReport(num_examples=len(data[index].labels), metrics={})
+                        for index in indices
+                    ],
+                    vectors=vectors.cpu().numpy(),
+                )
+
+
+class _Alone(NumPyClient):
+    """One unit, where a node hosts no other or has left it out."""
+
+    def __init__(self, units: TorchUnits, context: Context, unit: int) -> None:
+        self._units, self._context, self._unit = units, context, unit
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        model, names = self._units.with_arrays(parameters)
+        data = self._units.unit_data(self._context, config, self._unit)
+        train_alone(model, data, self._units.training)
+        return list(get_arrays(model, names).values()), len(data.labels), {}
+
+    @torch.no_grad()
+    def evaluate(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        model, _ = self._units.with_arrays(parameters)
+        data = self._units.unit_data(self._context, config, self._unit)
+        device = next((each.device for each in model.parameters()), data.features.device)
+        outputs: Any = model.eval()(data.features.to(device))
+        losses = self._units.loss(outputs, data.labels.to(device))
+        return float(losses.mean()), len(data.labels), {}
