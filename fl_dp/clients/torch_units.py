@@ -17,15 +17,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, sent_names, set_arrays
-from fl_dp.user_code import Contained
+from fl_dp.user_code import Contained, Words, own_chance
 
 from .cohort import LocalTraining, UnitData, train_alone, train_units
 from .cohort.optimizers import OptimizerFn
@@ -102,14 +104,10 @@ class TorchUnits:
         """The module that is trained, which a server compares with its model."""
         return self.model
 
-    def unit_data(self, context: Context, config: Config, unit: int) -> UnitData:
-        """One unit's data and seed."""
+    def records_of(self, context: Context, unit: int) -> tuple[Tensor, Tensor]:
+        """One unit's features and labels."""
         features, labels = self.data(context, unit)
-        words = coins_of(context, config, unit) or SecureRandom()
-        seed = int(words.words(1)[0] >> 1)
-        return UnitData(
-            features=torch.as_tensor(features), labels=torch.as_tensor(labels), seed=seed
-        )
+        return torch.as_tensor(features), torch.as_tensor(labels)
 
     def with_arrays(self, arrays: NDArrays) -> tuple[nn.Module, tuple[str, ...]]:
         """A copy of the module with the arrays sent, and their names."""
@@ -123,20 +121,47 @@ class TorchUnits:
     ) -> Iterator[TrainedRows]:
         model, names = self.with_arrays(arrays.to_numpy_ndarrays())
         for start in range(0, len(units), _UNITS_IN_MEMORY):
-            read, data = [], []
-            for unit in units[start : start + _UNITS_IN_MEMORY]:
-                with Contained():  # as the unit's own client, it tries again and fails alone
-                    data.append(self.unit_data(context, config, unit))
-                    read.append(unit)
-            for indices, vectors in train_units(model, data, self.training, names=names):
+            data: dict[int, UnitData] = {}
+            coins = _Coins()
+            with own_chance(coins) as seed_again:
+                for unit in units[start : start + _UNITS_IN_MEMORY]:
+                    coins.begin(context, config, unit)
+                    seed_again()
+                    with Contained():  # as the unit's own client, it tries again and fails alone
+                        features, labels = self.records_of(context, unit)
+                        data[unit] = UnitData(features=features, labels=labels, seed=coins.seed)
+            read = list(data)
+            trained = train_units(model, list(data.values()), self.training, names=names)
+            for indices, vectors in trained:
                 yield TrainedRows(
                     units=[read[index] for index in indices],
                     reports=[
-                        UnitReport(num_examples=len(data[index].labels), metrics={})
+                        UnitReport(num_examples=len(data[read[index]].labels), metrics={})
                         for index in indices
                     ],
                     vectors=vectors.cpu().numpy(),
                 )
+
+
+class _Coins:
+    """Coins of one unit after the other, wherever each is trained.
+
+    Attributes:
+        seed: Of its order of records and its dropout.
+    """
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self._source: Words = SecureRandom()
+
+    def begin(self, context: Context, config: Config, unit: int) -> None:
+        """Begin a unit's."""
+        self._source = coins_of(context, config, unit) or SecureRandom()
+        self.seed = int(self._source.words(1)[0] >> 1)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Numbers for the process's generators, from which `data` may draw."""
+        return self._source.words(count)
 
 
 class _Alone(NumPyClient):
@@ -149,17 +174,20 @@ class _Alone(NumPyClient):
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         model, names = self._units.with_arrays(parameters)
-        data = self._units.unit_data(self._context, config, self._unit)
+        coins = _Coins()
+        coins.begin(self._context, config, self._unit)
+        features, labels = self._units.records_of(self._context, self._unit)
+        data = UnitData(features=features, labels=labels, seed=coins.seed)
         train_alone(model, data, self._units.training)
-        return list(get_arrays(model, names).values()), len(data.labels), {}
+        return list(get_arrays(model, names).values()), len(labels), {}
 
     @torch.no_grad()
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         model, _ = self._units.with_arrays(parameters)
-        data = self._units.unit_data(self._context, config, self._unit)
-        device = next((each.device for each in model.parameters()), data.features.device)
-        outputs: Any = model.eval()(data.features.to(device))
-        losses = self._units.loss(outputs, data.labels.to(device))
-        return float(losses.mean()), len(data.labels), {}
+        features, labels = self._units.records_of(self._context, self._unit)
+        device = next((each.device for each in model.parameters()), features.device)
+        outputs: Any = model.eval()(features.to(device))
+        losses = self._units.loss(outputs, labels.to(device))
+        return float(losses.mean()), len(labels), {}

@@ -1,0 +1,127 @@
+"""What a cohort launches, copies and waits for, counted without a GPU: limits are what is reached.
+
+Counted on pfl-research's CNN for CIFAR-10, with narrow layers: operators do not depend on widths.
+Views and the making of empty tensors launch nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone, train_units
+
+FREE = (
+    *("view", "_unsafe_view", "detach", "expand", "t.", "transpose", "permute", "slice", "select"),
+    *("alias", "unsqueeze", "squeeze", "as_strided", "split", "unbind", "empty", "lift", "unfold."),
+)
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal.", "is_nonzero", "unique")
+MOST_MOVED = 20  # of a cohort: records, labels, order, weights, and each entry of its result
+MOVES = ("cpu", "cuda", "item", "tolist", "__bool__", "__float__", "__int__")
+
+
+class Launched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Counts operators, and those for which a host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.operators, self.waits = 0, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(func).removeprefix("aten.")
+        self.operators += not name.startswith(FREE)
+        masks = args[1] if name.startswith("index.Tensor") else ()
+        by_mask = any(mask is not None and mask.dtype == torch.bool for mask in masks)
+        self.waits += name.startswith(WAITS) or by_mask
+        return func(*args, **(kwargs or {}))
+
+
+class Moved(TorchFunctionMode):
+    """Counts calls that move a tensor to another device, or wait for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        to_device = name == "to" and any(isinstance(arg, torch.device) for arg in args)
+        if name in MOVES or to_device:
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(4, 2), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(2, 10),
+    )
+
+
+def counted(clients: int, optimizer: Any, *, together: bool = True) -> tuple[Launched, Moved]:
+    units = [
+        UnitData(features=torch.randn(50, 3, 8, 8), labels=torch.randint(10, (50,)), seed=seed)
+        for seed in range(clients)
+    ]
+    training = LocalTraining(
+        loss=partial(functional.cross_entropy, reduction="none"),
+        optimizer=optimizer,
+        batch_size=10,
+    )
+    model = network()
+    with Moved() as moved, Launched() as launched:
+        if together:
+            ((places, _),) = train_units(model, units, training, at_once=64)
+            assert len(places) == clients
+        else:
+            for unit in units:
+                train_alone(model, unit, training)
+    return launched, moved
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "most", "own_counters"),
+    [
+        (partial(torch.optim.SGD, lr=0.1), 488, 0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), 570, 0),
+        (partial(torch.optim.Adam, lr=0.1), 834, 40),  # its number of steps is the host's
+    ],
+)
+def test_a_client_costs_two_operators_and_neither_a_copy_nor_a_wait(
+    optimizer: Any, most: int, own_counters: int
+) -> None:
+    (few, moved_few), (many, moved_many) = (counted(clients, optimizer) for clients in (17, 32))
+    assert (many.operators - few.operators) / 15 <= 2  # the order of its records, its coins
+    assert few.operators - 17 * 2 <= most
+    assert few.waits == many.waits == own_counters
+    assert moved_few.calls == moved_many.calls
+    assert sum(moved_few.calls.values()) - own_counters <= MOST_MOVED
+
+
+def test_alone_a_client_costs_more_so_the_count_has_power() -> None:
+    launched, moved = counted(4, partial(torch.optim.SGD, lr=0.1), together=False)
+    assert launched.operators / 4 > 100
+    assert sum(moved.calls.values()) / 4 > 1
+
+
+def test_a_wait_and_a_copy_are_counted() -> None:
+    with Moved() as moved, Launched() as launched:
+        values = torch.ones(3)
+        float(values.sum().item())
+        values[values > 0].cpu()
+    assert launched.waits == 2
+    assert moved.calls["item"] == moved.calls["cpu"] == 1
