@@ -39,6 +39,7 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.arguments import Arguments, read_fields
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.option_errors import OptionError, require_positive
@@ -401,11 +402,13 @@ def private_sum(total: Tensor, mechanism: GaussianMechanism, rng: SecureRandom) 
     Args:
         total: Float64 `(d,)`, in the gradients' units; overwritten, and rounded towards zero.
         mechanism: Its grid is a power of two, so nothing but the addition rounds.
-        rng: Source of the noise, which is drawn on the CPU.
+        rng: Source of the noise, which `NoiseSource` draws.
 
     Returns:
         The private sum in the gradients' units, in the memory of `total`.
     """
     steps = total.mul_(1.0 / mechanism.grid).trunc_()
-    noise = torch.from_numpy(mechanism.noise(steps.numel(), rng))
-    return steps.add_(noise.to(steps.device)).mul_(mechanism.grid)
+    noise = NoiseSource(steps.device).integers(mechanism.law, steps.numel(), rng)
+    steps.add_(noise).mul_(mechanism.grid)
+    noise.zero_()
+    return steps

@@ -28,8 +28,10 @@ Odds: TypeAlias = Callable[
 ]
 """Returns density over envelope, at most 1, given values, their buckets and the draws' indices."""
 
-_SLOT_BITS = 14  # the two tables stay in the cache
-_REST_BITS = np.uint64(64 - _SLOT_BITS)
+SLOT_BITS = 14
+"""Upper bits of a word, which give the slot: the two tables stay in the cache."""
+
+REST_BITS = np.uint64(64 - SLOT_BITS)
 
 
 class _Work(threading.local):
@@ -50,6 +52,16 @@ class Buckets:
 
     Attributes:
         low: Each bucket's smallest integer.
+        cap: Each bucket's real weight over its integer one: acceptance is at most this.
+        ends: Where each bucket but the last ends, of 2^64.
+        bucket: The bucket in which each slot begins.
+        slot_low: The smallest integer of that bucket.
+        torn: Whether a slot has several buckets.
+        sure_below: A proposal of this slot is accepted if its masked coin is below.
+        offset: Mask of a word's offset in the bucket.
+        coin: Mask of its coin.
+        coin_shift: Bits below the coin.
+        coin_bits: Bits of the coin, at least 20.
     """
 
     def __init__(
@@ -72,23 +84,21 @@ class Buckets:
         self.low = (np.arange(mass.size, dtype=np.int64) + first) << width_bits
         weights, ideal = _integer_weights(mass)
         # Undoes the rounding of the weights.
-        self._cap = ideal / np.array(weights, dtype=np.float64)
-        # Where each bucket but the last ends, of 2^64.
-        self._ends = np.array(list(itertools.accumulate(weights))[:-1], dtype=np.uint64)
-        shift, slots = np.uint64(width_bits), np.arange(1 << _SLOT_BITS, dtype=np.uint64)
-        begin = slots << _REST_BITS
+        self.cap = ideal / np.array(weights, dtype=np.float64)
+        self.ends = np.array(list(itertools.accumulate(weights))[:-1], dtype=np.uint64)
+        shift, slots = np.uint64(width_bits), np.arange(1 << SLOT_BITS, dtype=np.uint64)
+        begin = slots << REST_BITS
         bucket = self._bucket_at(begin)
-        self._torn = bucket != self._bucket_at(begin | np.uint64((1 << int(_REST_BITS)) - 1))
-        self._bucket, self._slot_low = bucket, self.low[bucket]
-        self._offset = np.uint64((1 << width_bits) - 1)
-        # The bits between the slot's and the offset's; at least 20.
-        self._coin_bits = int(_REST_BITS) - width_bits
-        self._coin_shift = shift
-        self._coin = np.uint64(((1 << self._coin_bits) - 1) << width_bits)
+        self.torn = bucket != self._bucket_at(begin | np.uint64((1 << int(REST_BITS)) - 1))
+        self.bucket, self.slot_low = bucket, self.low[bucket]
+        self.offset = np.uint64((1 << width_bits) - 1)
+        self.coin_bits = int(REST_BITS) - width_bits
+        self.coin_shift = shift
+        self.coin = np.uint64(((1 << self.coin_bits) - 1) << width_bits)
         # A coin below the least ratio in its bucket is accepted without computing its own; the
         # margin covers the rounding of that least ratio. Where the bucket is open, none is.
-        sure_below = (self._cap * least * (1 - 1e-9) * 2.0**self._coin_bits).astype(np.uint64)
-        self._sure_below = np.where(self._torn, np.uint64(0), sure_below[bucket] << shift)
+        sure_below = (self.cap * least * (1 - 1e-9) * 2.0**self.coin_bits).astype(np.uint64)
+        self.sure_below = np.where(self.torn, np.uint64(0), sure_below[bucket] << shift)
 
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
@@ -97,26 +107,26 @@ class Buckets:
         words = rng.words(count, room=_work.words)
         slot, sure_below = _work.slot[:count], _work.sure_below[:count]
         bits = slot.view(np.uint64)
-        np.right_shift(words, _REST_BITS, out=bits)
-        value = self._slot_low.take(slot, mode="clip")
-        self._sure_below.take(slot, mode="clip", out=sure_below)
-        np.bitwise_and(words, self._coin, out=bits)
+        np.right_shift(words, REST_BITS, out=bits)
+        value = self.slot_low.take(slot, mode="clip")
+        self.sure_below.take(slot, mode="clip", out=sure_below)
+        np.bitwise_and(words, self.coin, out=bits)
         unsure = np.flatnonzero(np.greater_equal(bits, sure_below, out=_work.unsure[:count]))
-        np.bitwise_and(words, self._offset, out=bits)
+        np.bitwise_and(words, self.offset, out=bits)
         value += slot
         words = words[unsure]
-        slot = (words >> _REST_BITS).view(np.int64)
-        bucket = self._bucket[slot]
-        torn = np.flatnonzero(self._torn[slot])
+        slot = (words >> REST_BITS).view(np.int64)
+        bucket = self.bucket[slot]
+        torn = np.flatnonzero(self.torn[slot])
         if torn.size:
-            upper = words[torn] >> _REST_BITS << _REST_BITS
-            bucket[torn] = self._bucket_at(upper | rng.words(torn.size) >> np.uint64(_SLOT_BITS))
-        candidates = self.low[bucket] + (words & self._offset).view(np.int64)
+            upper = words[torn] >> REST_BITS << REST_BITS
+            bucket[torn] = self._bucket_at(upper | rng.words(torn.size) >> np.uint64(SLOT_BITS))
+        candidates = self.low[bucket] + (words & self.offset).view(np.int64)
         value[unsure] = candidates
         # The same coin with 53 more bits: it was at least `sure_below`, and that has to count.
-        coin = ((words & self._coin) >> self._coin_shift).astype(np.float64)
-        fine = (coin + rng.uniforms(unsure.size)) * 2.0**-self._coin_bits
-        accepted = fine < self._cap[bucket] * odds(candidates, bucket, unsure)
+        coin = ((words & self.coin) >> self.coin_shift).astype(np.float64)
+        fine = (coin + rng.uniforms(unsure.size)) * 2.0**-self.coin_bits
+        accepted = fine < self.cap[bucket] * odds(candidates, bucket, unsure)
         return value, unsure[~accepted]
 
     def draw(self, count: int, rng: SecureRandom, odds: Odds) -> NDArray[np.int64]:
@@ -131,7 +141,7 @@ class Buckets:
 
     def _bucket_at(self, position: NDArray[np.uint64]) -> NDArray[np.intp]:
         """The bucket that holds a position of 2^64."""
-        return np.searchsorted(self._ends, position, side="right")
+        return np.searchsorted(self.ends, position, side="right")
 
 
 def width_bits(scale: float) -> int:

@@ -31,7 +31,11 @@ NO_FRACTIONS = 2.0**52
 
 
 class DiscreteGaussian(IntegerLaw):
-    """The law N_Z(0, scale^2): integers, `scale` in grid units, not a noise multiplier."""
+    """The law N_Z(0, scale^2): integers, `scale` in grid units, not a noise multiplier.
+
+    Attributes:
+        centred: The proposals that are accepted around 0.
+    """
 
     def __init__(self, scale: float) -> None:
         """Build the table.
@@ -42,12 +46,12 @@ class DiscreteGaussian(IntegerLaw):
             ValueError: If `scale` is outside [0.05, 2^34].
         """
         super().__init__(scale)
-        self._centred = _Proposals(scale, off=0.0)
+        self.centred = Proposals(scale, off=0.0)
 
     @cached_property
-    def _off_centre(self) -> _Proposals:
+    def _off_centre(self) -> Proposals:
         """The table that covers the law around every centre in [-1/2, 1/2]."""
-        return _Proposals(self.scale, off=0.5)
+        return Proposals(self.scale, off=0.5)
 
     def sample_around(self, centres: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.int64]:
         """Return a draw of N_Z(centre, scale^2) for each centre.
@@ -103,7 +107,7 @@ class DiscreteGaussian(IntegerLaw):
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Propose `count` values and return the accepted ones."""
-        return self._centred.buckets.draw(count, rng, self._centred.centred)
+        return self.centred.buckets.draw(count, rng, self.centred.centred)
 
 
 @lru_cache(maxsize=16)
@@ -112,15 +116,20 @@ def discrete_gaussian(scale: float) -> DiscreteGaussian:
     return DiscreteGaussian(scale)
 
 
-class _Proposals:
+class Proposals:
     """Proposals for N_Z(f, scale^2) with any |f| <= `off`, and their acceptance.
 
     An integer is proposed by its bucket's largest value of the envelope `exp(-p^2 / (2 s^2))`,
     `p = max(0, |x| - off)`, which no centre's density exceeds. With `off` 1/2 that accepts
     `1 / (1 + 1 / (s sqrt(2 pi)))`: 88 % at s = 3, 99 % at 33.
+
+    Attributes:
+        envelope: The `p` of each bucket's largest value.
+        buckets: The table.
     """
 
     def __init__(self, scale: float, *, off: float) -> None:
+        """Build the table."""
         self.scale = scale
         bits = width_bits(scale)
         width = 1 << bits

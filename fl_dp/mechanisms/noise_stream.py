@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Never, final
+from typing import Never, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 from . import threads
 from .grid import IntegerLaw
 from .randomness import SecureRandom
+
+Sample: TypeAlias = Callable[[IntegerLaw, int, SecureRandom], NDArray[np.int64]]
+"""Returns independent draws of a law, as `IntegerLaw.sample`."""
 
 _WORTH_A_THREAD = 1 << 17  # coordinates; fewer are drawn within two milliseconds
 
@@ -187,8 +191,13 @@ class WhiteStream(NoiseStream):
     Privacy: each release has its mechanism's own guarantee, and releases compose.
     """
 
+    def __init__(self, sample: Sample = IntegerLaw.sample) -> None:
+        """Begin; `sample` draws the noise of a law, on the host by default."""
+        super().__init__()
+        self._sample = sample
+
     def _forget(self) -> None:
         """Do nothing: nothing is remembered."""
 
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
-        return law.sample(size, rng)
+        return self._sample(law, size, rng)

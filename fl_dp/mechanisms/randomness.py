@@ -113,6 +113,13 @@ class SecureRandom:
         stream._stream = _stream(self.words(4).tobytes())
         return stream
 
+    def key(self) -> bytearray:
+        """256 bits that key another cipher once: of the operating system, or of the seed's stream.
+
+        Its reader knows all that the cipher gives: overwrite it.
+        """
+        return bytearray(self.words(4).tobytes() if self._insecure else _fresh_key())
+
     def in_parts(self, size: int, draw: Callable[[slice, SecureRandom], None]) -> None:
         """Let threads draw a vector's parts, each from its own stream.
 

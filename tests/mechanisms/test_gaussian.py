@@ -9,7 +9,7 @@ from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, _Proposals
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, Proposals
 
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:
@@ -36,7 +36,7 @@ def test_the_variance_of_the_law_is_the_published_one(scale: float, variance: fl
     assert draws.var() == pytest.approx(variance, rel=0.02)  # six standard errors
 
 
-def table_error(proposals: _Proposals, centre: float) -> float:
+def table_error(proposals: Proposals, centre: float) -> float:
     """Largest relative error of the tables' probability of any bucket's first value.
 
     Tables give the proposal's probability exactly and the acceptance to float64; the law's own
@@ -46,7 +46,7 @@ def table_error(proposals: _Proposals, centre: float) -> float:
     value = buckets.low
     log_ratio = proposals.log_ratio(value, np.full(value.size, centre), proposals.envelope)
     assert log_ratio.max() <= 0.0  # no acceptance above 1, or the law is bent at its peak
-    got = (table_masses(buckets) * buckets._cap * np.exp(log_ratio)).astype(np.longdouble)
+    got = (table_masses(buckets) * buckets.cap * np.exp(log_ratio)).astype(np.longdouble)
     apart = value.astype(np.longdouble) - np.longdouble(centre)
     ideal = np.exp(-(apart**2) / (2 * np.longdouble(proposals.scale) ** 2))
     ratio = (got / ideal)[np.abs(value) < 9 * proposals.scale]
@@ -56,7 +56,7 @@ def table_error(proposals: _Proposals, centre: float) -> float:
 @pytest.mark.parametrize("scale", [1.0, 37.0, 2.0**30 * 1.7])
 def test_rounding_the_table_does_not_bend_the_tails(scale: float) -> None:
     law = DiscreteGaussian(scale)
-    assert table_error(law._centred, 0.0) < 2.0**-49
+    assert table_error(law.centred, 0.0) < 2.0**-49
     for centre in (-0.5, -0.123, 0.0, 0.4999, 0.5):
         assert table_error(law._off_centre, centre) < 2.0**-49
 

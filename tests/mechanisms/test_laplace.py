@@ -52,7 +52,7 @@ def test_what_is_proposed_times_what_is_accepted_is_the_target_out_to_60_scales(
     # the log of its acceptance. Beyond an end it is the end's, plus that of the rest on 0, 1, 2, ..
     law = DiscreteLaplace(scale)
     table = law._buckets
-    share = np.log(table_masses(table).astype(np.longdouble) * table._cap)
+    share = np.log(table_masses(table).astype(np.longdouble) * table.cap)
     width = int(table.low[1] - table.low[0])
     middle = share.size // 2
     assert table.low[middle] == 0

@@ -12,12 +12,12 @@ def table_masses(buckets: Buckets) -> np.ndarray:
 
     A slot either has one bucket for all of its 2^50 words, or asks for the exact ends.
     """
-    ends = [0, *map(int, buckets._ends), 1 << 64]
+    ends = [0, *map(int, buckets.ends), 1 << 64]
     mass = [0] * (len(ends) - 1)
-    width = (1 << 64) // buckets._bucket.size
-    for slot, bucket in enumerate(buckets._bucket.tolist()):
+    width = (1 << 64) // buckets.bucket.size
+    for slot, bucket in enumerate(buckets.bucket.tolist()):
         begin, end = slot * width, (slot + 1) * width
-        if not buckets._torn[slot]:
+        if not buckets.torn[slot]:
             mass[bucket] += width
             continue
         while begin < end:
