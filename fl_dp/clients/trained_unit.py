@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.client import Client, NumPyClient
-from numpy.typing import NDArray
 
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.option_errors import require_positive
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import own_copy, plain_array
+from fl_dp.updates.clipped_sum import Rows
 
 from .records import Config, metrics_in, number_in
 
@@ -101,12 +101,13 @@ class TrainedRows:
         units: Their numbers on the node.
         reports: Their reports, in the same order.
         vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the message's
-            floating-point arrays, flat, in its order. Never changed.
+            floating-point arrays, flat, in its order. Never changed. A tensor on a GPU is clipped
+            and summed there.
     """
 
     units: Sequence[int]
     reports: Sequence[UnitReport]
-    vectors: NDArray[np.floating]
+    vectors: Rows
 
     def __post_init__(self) -> None:
         """Check the lengths.

@@ -29,6 +29,7 @@ from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate
+from fl_dp.updates.clipped_sum import Norms, Rows, read_norms
 from fl_dp.user_code import Contained, own_chance
 
 from .coins import coins_of
@@ -138,6 +139,7 @@ def sum_of_units(
             node.failures.append(attempt.failure)
     if node.failures:
         note_failure(node.failures[0], whole_node=len(node.failures) == len(chosen))
+    node.log_norms()
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
     if instruction.utility is not None:
         metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
@@ -165,6 +167,7 @@ class _NodeSums:
         self.utilities: dict[int, float] = {}
         self.remaining: list[int] = []
         self.failures: list[BaseException] = []
+        self._unread: list[tuple[list[int], Norms]] = []
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""
@@ -235,17 +238,24 @@ class _NodeSums:
         )
         self.utilities |= utilities
         self.remaining = [unit for unit in self.remaining if unit not in set(rows.units)]
-        for (_, unit, _), norm in zip(accepted, norms, strict=True):
-            self._log_unless_finite(unit, norm)
+        self._unread.append(([unit for _, unit, _ in accepted], norms))
 
-    def _weighted(
-        self, vectors: NDArray[np.floating], weights: NDArray[np.float64]
-    ) -> NDArray[np.floating]:
+    def log_norms(self) -> None:
+        """Log which rows were not finite; it waits for their device."""
+        for units, norms in self._unread:
+            for unit, norm in zip(units, read_norms(norms), strict=True):
+                self._log_unless_finite(unit, norm)
+
+    def _weighted(self, vectors: Rows, weights: NDArray[np.float64]) -> Rows:
         """The rows of `TrainedUnit.weighted_arrays`."""
         light = weights != 1.0
         if not light.any():
             return vectors
         origin = self.sums.updates.layout.flatten(self.model)
+        if not isinstance(vectors, np.ndarray):
+            from fl_dp.accelerator.device_sum import weighted_rows  # with torch
+
+            return weighted_rows(vectors, origin, weights)
         weighted = vectors.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             update = vectors[light] - origin

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle
 
-from .clipped_sum import ClippedSum
+from .clipped_sum import ClippedSum, Norms, Rows, read_norms
 from .layout import RefusedUpdate, VectorLayout
 
 
@@ -31,7 +31,6 @@ class BundleSum:
 
     Attributes:
         updates: The sum of clipped updates.
-        scalars: Sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
     """
 
     def __init__(
@@ -46,7 +45,17 @@ class BundleSum:
         self.updates = ClippedSum(
             layout, origin, grid=bundle.updates.grid, clipping_norms=bundle.clipping_norms
         )
-        self.scalars = np.zeros(bundle.scalars)
+        self._scalars = np.zeros(bundle.scalars)
+        self._unread: list[tuple[Norms, Sequence[Mapping[str, float]]]] = []
+
+    @property
+    def scalars(self) -> NDArray[np.float64]:
+        """Sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`."""
+        unread, self._unread = self._unread, []
+        for norms, measured in unread:
+            for norm, metrics in zip(read_norms(norms), measured, strict=True):
+                self._add_scalars(norm, metrics, 1.0)
+        return self._scalars
 
     def add(
         self,
@@ -68,13 +77,19 @@ class BundleSum:
 
     def add_rows(
         self,
-        vectors: NDArray[np.floating],
+        vectors: Rows,
         measured: Sequence[Mapping[str, float]],
-    ) -> list[float]:
-        """Clip many units and add them, as `add` would one by one."""
+    ) -> Norms:
+        """Clip many units and add them, as `add` would one by one; see `ClippedSum.add_rows`.
+
+        Raises:
+            ValueError: There is not one mapping a row; nothing was added.
+        """
+        if len(measured) != len(vectors):
+            raise ValueError(f"{len(vectors)} rows and {len(measured)} reports: give one each")
         norms = self.updates.add_rows(vectors)
-        for norm, metrics in zip(norms, measured, strict=True):
-            self._add_scalars(norm, metrics, 1.0)
+        if self.bundle.scalars:  # their norms are read with the sums: no wait for a device here
+            self._unread.append((norms, measured))
         return norms
 
     def add_node(self, arrays: ArrayRecord, scalars: Sequence[float], *, max_units: int) -> None:
@@ -93,11 +108,11 @@ class BundleSum:
         if sums.shape != bounds.shape or not (np.abs(sums) <= bounds).all():
             raise RefusedUpdate("its scalars are missing or more than its units can reach")
         self.updates.add_steps(arrays, max_units=max_units)
-        self.scalars += np.trunc(sums)
+        self._scalars += np.trunc(sums)
 
     def _add_scalars(self, norm: float, measured: Mapping[str, float], weight: float) -> None:
         # An update that is not finite added nothing: nor must its scalars, or the unit moves more
         # than it was charged for.
         if self.bundle.scalars and math.isfinite(norm):
             values = self.bundle.scalar_values(norm, measured, weight=weight)
-            self.scalars += self.bundle.scalar_steps(values)
+            self._scalars += self.bundle.scalar_steps(values)

@@ -10,6 +10,9 @@ scaled, rounded and added: each goes through memory once, block by block. Thread
 NumPy releases the interpreter inside them. A block's result depends on the block alone, and
 blocks' squares are summed without rounding: neither timing nor the number of threads can change a
 bit.
+
+Rows on an accelerator are clipped and summed there (`accelerator.device_sum`); the sum comes to the
+host once, when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -28,6 +31,12 @@ from fl_dp.mechanisms import clip_by_norm, threads
 from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
+
+if TYPE_CHECKING:  # torch is loaded where rows are tensors
+    import torch
+    from torch import Tensor
+
+    from fl_dp.accelerator.device_sum import DeviceSum
 
 _BLOCK = threads.BLOCK
 _ROW = 4096  # entries whose squares are summed in float64; rows are summed without rounding
@@ -39,6 +48,7 @@ _SMALL, _LARGE = 1e-140, 1e140  # between them squares neither vanish nor overfl
 _SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digits
 _LARGEST_SUMMAND = 1e290  # the plain sum of any cohort stays finite
 _EXACT_INTEGERS = 2.0**53
+_SMALLEST_ON_DEVICE = 1e-200  # a clipping norm by which any float32 norm can be divided
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,11 @@ class _Block:
 
 
 _Values: TypeAlias = Sequence[NDArray[Any]] | NDArray[np.float64]
+Rows: TypeAlias = "NDArray[np.floating] | Tensor"
+"""Models of several units, `(units, d)`."""
+
+Norms: TypeAlias = "list[float] | Tensor"
+"""Norms of as many updates, wherever the rows were."""
 
 
 class _Sum:
@@ -252,6 +267,27 @@ class ClippedSum(_Sum):
         if self._capacity < 1:
             raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
         self._units = 0
+        self._on_devices: dict[torch.device, DeviceSum] = {}
+        # There no norm is near the ends of float64, so a device needs no other way to clip.
+        self._in_float32 = min(clipping_norms) > _SMALLEST_ON_DEVICE and all(
+            spec.dtype.itemsize <= 4 for spec in layout.released
+        )
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum so far, as `_Sum.total`; those of devices are fetched first."""
+        self._fetch()
+        return super().total
+
+    def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
+        """Let threads use the sum so far, as `_Sum.visit_blocks`."""
+        self._fetch()
+        super().visit_blocks(use)
+
+    def _fetch(self) -> None:
+        for on_device in self._on_devices.values():
+            self._total += on_device.taken()
+        self._on_devices.clear()
 
     def add(self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0) -> float:
         """Clip one unit's update and add it.
@@ -278,27 +314,25 @@ class ClippedSum(_Sum):
         self._count(1)
         return self._add_clipped(self._values_of(unit), weight)
 
-    def add_rows(self, vectors: NDArray[np.floating]) -> list[float]:
+    def add_rows(self, vectors: Rows) -> Norms:
         """Clip many units' updates and add them, equal to the bit to `add` of each.
+
+        On an accelerator norms differ in their last bits, and the host does not wait.
 
         Args:
             vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row
-                is one's `layout.flatten`, but for its dtype.
+                is one's `layout.flatten`, but for its dtype. A tensor or an array.
 
         Returns:
-            The result of `add` for each.
+            The result of `add` for each; a tensor for rows on an accelerator.
 
         Raises:
             RefusedUpdate: It is no such matrix; nothing was added.
             OverflowError: As `add`; nothing was added.
         """
-        rows = np.asarray(vectors)
-        fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
-        if not fits or rows.dtype not in (np.float32, np.float64):
-            raise RefusedUpdate(
-                f"{rows.dtype} of shape {rows.shape} is no matrix of float32 or float64 with "
-                f"{self.layout.size} columns"
-            )
+        rows = self._matrix(vectors)
+        if not isinstance(rows, np.ndarray):
+            return self._add_on_device(rows)
         # An update of several blocks has the threads to itself; rows of one block share them.
         parts = 1
         if self.layout.size < 2 * _BLOCK:
@@ -317,6 +351,42 @@ class ClippedSum(_Sum):
             self._total += part.total
         unit_norms: list[float] = norms.tolist()
         return unit_norms
+
+    def _matrix(self, vectors: Rows) -> Rows:
+        """Check rows; they are a tensor if they are summed where they are, otherwise an array."""
+        rows = vectors if _is_tensor(vectors) else np.asarray(vectors)
+        dtype = str(rows.dtype).removeprefix("torch.")
+        fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
+        if not fits or dtype not in ("float32", "float64"):
+            raise RefusedUpdate(
+                f"{dtype} of shape {tuple(rows.shape)} is no matrix of float32 or float64 with "
+                f"{self.layout.size} columns"
+            )
+        if isinstance(rows, np.ndarray):
+            return rows
+        if dtype == "float32" and self._in_float32 and _stays_there(rows):
+            return rows.detach()
+        array: NDArray[np.floating] = rows.detach().cpu().numpy()
+        return array
+
+    def _add_on_device(self, rows: Tensor) -> Tensor:
+        """Add float32 rows on their device; see `add_rows`."""
+        from fl_dp.accelerator.device_sum import DeviceSum
+
+        if rows.device not in self._on_devices:
+            self._on_devices[rows.device] = DeviceSum(
+                self._origin,
+                rows.device,
+                grid=self.grid,
+                groups=self._groups,
+                bounds=[norm * _CLIPPING_MARGIN for norm in self._clipping_norms],
+            )
+        self._count(len(rows))
+        try:
+            return self._on_devices[rows.device].add(rows)
+        except BaseException:
+            self._units -= len(rows)  # none was added
+            raise
 
     def _empty(self) -> ClippedSum:
         """A sum of the same kind that starts from zero."""
@@ -432,6 +502,21 @@ class PlainSum(_Sum):
         if weight > 0.0 and norm > 0.0:
             self._scales = [weight]
         return norm
+
+
+def read_norms(norms: Norms) -> list[float]:
+    """Return norms in the host's memory; it waits for a device."""
+    return norms if isinstance(norms, list) else norms.tolist()
+
+
+def _is_tensor(values: object) -> TypeGuard[Tensor]:
+    """Tell a tensor of torch, which need not be installed."""
+    return hasattr(values, "is_cuda")
+
+
+def _stays_there(rows: Tensor) -> bool:
+    """Whether rows are summed where they are: the host's own way is quicker on the CPU."""
+    return rows.device.type == "cuda"
 
 
 def _squares(update: NDArray[np.float64]) -> list[float]:

@@ -8,6 +8,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
-from fl_dp.updates import VectorLayout, only_array_record
+from fl_dp.updates import VectorLayout, clipped_sum, only_array_record
 from fl_dp.updates.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.slow
@@ -377,6 +378,38 @@ def test_units_trained_together_give_the_sums_of_units_trained_alone(
     assert_same(replies)
     assert replies[0][0].any()
     assert calls == [1] * len(TOGETHER)  # one by one alone
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(
+    ("norms", "cap", "utility"),
+    [((NORM,), None, None), ((0.3, 0.2), 20.0, "loss"), ((NORM,), 20.0, "records")],
+)
+def test_rows_may_be_tensors_wherever_they_are_summed(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    both: Callable[..., Any],
+    norms: tuple[Any, ...],
+    cap: float | None,
+    utility: str | None,
+    stays: bool,
+) -> None:
+    monkeypatch.setitem(MODEL, "b", MODEL["b"].astype(np.float32))  # float64 goes to the host
+    monkeypatch.setattr(clipped_sum, "_stays_there", lambda rows: stays)
+    told_to = [*TOGETHER, {"update": math.nan, "num_examples": 20, "metrics": {"loss": 1.0}}]
+
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> Iterator[TrainedRows]:
+        for part in (units[:2], units[2:]):
+            rows = rows_of(told_to, part, model)
+            yield replace(rows, vectors=torch.from_numpy(rows.vectors))
+
+    replies, calls = both(
+        told_to, train_many, bundle=bundle(norms=norms), weight_cap=cap, utility=utility
+    )
+    assert_same(replies)
+    assert replies[0][0].any()
+    assert calls == [1] * len(told_to)  # one by one alone
+    assert caplog.text.count("the update of unit 5 is not finite and contributes zero") == 2
 
 
 def test_units_that_are_left_out_are_trained_one_by_one(both: Callable[..., Any]) -> None:
