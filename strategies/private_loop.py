@@ -23,6 +23,7 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
+from fl_dp.mechanisms.noise_stream import Sample
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
@@ -92,6 +93,14 @@ class PrivateLoop(RoundLoop):
         self._way = way_of(plan, secure_roster)
         self._enforcement = Enforcement.SITE  # the weakest so far
         self._clipping_norms = plan.release.clipping.first_norms
+
+    def sample_by(self, sample: Sample) -> None:
+        """Draw fresh noise by `sample`, such as `NoiseSource(device).for_host`.
+
+        A stream with memory stays as it is: its noise is drawn on the host.
+        """
+        if type(self.noise_stream) is WhiteStream:
+            self.noise_stream = WhiteStream(sample)
 
     def run(
         self,

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import UnitData, train_alone
@@ -197,6 +198,8 @@ def train_private(
             strategy, plan, budget, num_clients=len(parts), ledger=ledger, trained=names
         )
         opened.callback(private.ledger.close)
+        device = next(module.parameters()).device  # it trains in this process
+        private.loop.sample_by(NoiseSource(device).for_host)
         promised = private.ledger.plan.budget.delta
         if is_large_delta(promised):
             logger.warning(

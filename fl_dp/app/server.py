@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.files import private_folder, simulations_folder
 from fl_dp.ledger import PrivacyLedger
@@ -29,6 +30,7 @@ from fl_dp.strategies import (
     UnprotectedFedAvg,
     wait_for_roster,
 )
+from fl_dp.tasks.device import training_device
 from fl_dp.tasks.metrics import public_metrics
 from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
@@ -188,6 +190,7 @@ def _train_by_plan(
             secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )
+        strategy.loop.sample_by(NoiseSource(training_device()).for_host)
         failure: str | None = None
         try:
             result = _start(strategy, folder, grid, settings, tracked)

@@ -143,8 +143,9 @@ class SecureRandom:
         A uniform is read 53 bits at a time until it differs from the probability.
         """
         scaled = probabilities * 2.0**53
-        whole = np.floor(scaled)
-        read = (self.words(scaled.size) >> np.uint64(11)).astype(np.float64)
+        whole = scaled.astype(np.uint64)
+        read = self.words(scaled.size)
+        read >>= np.uint64(11)
         coins: NDArray[np.bool_] = read < whole
         undecided = np.flatnonzero(read == whole)
         if undecided.size:

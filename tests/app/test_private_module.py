@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fl_dp import PrivacyBudget, PrivacyLedger
+from fl_dp.accelerator import noise_source
+from fl_dp.accelerator.device_gaussian import DeviceGaussian
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app import train_private
 from fl_dp.mechanisms import FixedClipping
@@ -87,6 +89,22 @@ def test_a_module_learns_from_arrays_and_says_what_was_promised(tmp_path: Path) 
     with PrivacyLedger.read(ledger) as spent:
         assert spent.rounds_committed == ROUNDS
         assert spent.epsilon().best == trained.epsilon
+
+
+def test_the_noise_of_each_round_is_drawn_where_the_module_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_source, "_draws_there", lambda device, size: True)
+    draw, drawn = DeviceGaussian.draw, []
+
+    def noted(self: DeviceGaussian, count: int, start: Tensor) -> tuple[Tensor, Tensor]:
+        drawn.append(count)
+        return draw(self, count, start)
+
+    monkeypatch.setattr(DeviceGaussian, "draw", noted)
+    trained = train_private(line(), clients(), **BUDGET, test=blobs(200, 99), ledger=tmp_path / "l")
+    assert drawn == [8] * ROUNDS  # all coordinates of a line, once a round
+    assert trained.accuracies[-1] > 0.9
 
 
 def test_without_a_ledger_it_says_that_a_second_training_is_not_added(

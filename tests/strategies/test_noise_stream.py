@@ -13,6 +13,7 @@ from fl_dp.strategies.modes import CentralMode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_grid import LocalGrid, answer_with_update
 from noise_covariance import covariance, covariance_p
+from numpy.typing import NDArray
 from trainings import plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
@@ -112,6 +113,24 @@ def test_a_training_has_white_noise_unless_it_is_given_another_stream(open_ledge
     assert strategy.loop.noise_stream.index == PLAN.rounds - 1
     assert covariance_p(noise_of(models), np.eye(PLAN.rounds)) > ALARM
     assert covariance_p(noise_of(models), covariance(BANDED, range(PLAN.rounds))) < ALARM
+
+
+@either_way
+@pytest.mark.parametrize("make", [WhiteStream, lambda: BandedStream(BANDED)])
+def test_fresh_noise_may_be_drawn_elsewhere_and_noise_with_memory_may_not(
+    open_ledger: Any, make: Callable[[], NoiseStream]
+) -> None:
+    asked: list[int] = []
+
+    def sample(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
+        asked.append(size)
+        return law.sample(size, rng)
+
+    strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
+    strategy.loop.noise_stream = make()
+    strategy.loop.sample_by(sample)
+    strategy.start(nobody_moves(), model(), num_rounds=2)
+    assert asked == ([SIZE] * 2 if make is WhiteStream else [])
 
 
 @either_way
