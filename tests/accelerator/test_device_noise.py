@@ -179,14 +179,26 @@ def test_each_draw_and_each_of_its_parts_has_a_key_of_its_own(
         assert not any(torch.equal(part, other) for other in parts[number + 1 :])
 
 
-@pytest.mark.usefixtures("_drawn_there")
-def test_the_key_decides_a_draw_and_nothing_else_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    law = discrete_gaussian(LARGE)
-    monkeypatch.setattr(SecureRandom, "key", lambda self: bytearray(range(32)))
-    again = [NoiseSource(CPU).integers(law, 500, SecureRandom()) for _ in range(2)]
-    assert torch.equal(*again)
+def test_a_draw_is_what_its_key_s_words_propose_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accepted values in the order of proposals, and of nothing but the key."""
+    sampler = DeviceGaussian(discrete_gaussian(2.0**30), CPU)
+    start = torch.empty(chacha.START, dtype=torch.int32)
+    chacha.write_start(start, SecureRandom().key())
+    calls: list[tuple[Tensor, Tensor]] = []
+    propose = sampler.propose
+
+    def noted(words: Tensor, more: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        calls.append((words.clone(), more.clone()))
+        return propose(words, more)
+
+    monkeypatch.setattr(sampler, "propose", noted)
+    noise, whole = sampler.draw(5000, start)
+    ((given, more),) = calls
+    drawn = torch.cat([given, more.flatten()])
+    assert bool(whole) and torch.equal(drawn, chacha.key_stream(start, len(drawn)))
+    values, accepted, _ = propose(given, more)
+    assert not accepted.all()
+    assert torch.equal(noise, values[accepted][:5000])
 
 
 @pytest.mark.usefixtures("_drawn_there")

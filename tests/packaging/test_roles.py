@@ -71,6 +71,8 @@ class Role:
 TRACKERS = frozenset({"mlflow", "prometheus_client", "tensorboard", "wandb"})
 OWN_DATA = frozenset({"PIL", "pyarrow"})
 MODELS = frozenset({"transformers"})
+OF_CUDA = frozenset({"triton"})
+"""What comes with PyTorch's build for CUDA; where it is missing, operators do the same."""
 ROLES = {
     "a strategy and clients of one's own": Role(
         rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
@@ -201,7 +203,7 @@ def test_what_a_role_imports_its_extras_bring(role: Role) -> None:
 def test_what_a_role_imports_later_its_extras_bring_or_it_asks_for(role: Role) -> None:
     imports = of_others(reach(role.rooms, When.IN_A_CALL), When.IN_A_CALL)
     missing = not_brought(imports, role.extras)
-    assert {name: imports[name] for name in missing - role.on_demand} == {}
+    assert {name: imports[name] for name in missing - role.on_demand - OF_CUDA} == {}
 
 
 def test_a_missing_package_is_found() -> None:
@@ -216,7 +218,7 @@ def test_a_missing_package_is_found() -> None:
 def test_a_command_names_the_extra_of_whatever_it_lacks() -> None:
     imports = of_others(files(), When.IN_A_CALL)
     # Nobody is sent to an extra for `datasets`: `fl-dp data` says what else there is.
-    assert not_brought(imports, ()) - {"datasets"} <= set(EXTRA_OF)
+    assert not_brought(imports, ()) - {"datasets"} - OF_CUDA <= set(EXTRA_OF)
     assert {name: extra for name, extra in EXTRA_OF.items() if not_brought([name], (extra,))} == {}
 
 
