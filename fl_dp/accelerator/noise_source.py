@@ -73,7 +73,7 @@ class NoiseSource:
             key = rng.key()
             write_start(start, key)
             key[:] = bytes(len(key))
-        on_device = starts.to(self._device, non_blocking=True)
+        on_device = starts.to(self._device, non_blocking=True, copy=True)
         noise = torch.empty(size, dtype=torch.int64, device=self._device)
         whole = torch.empty(len(parts), dtype=torch.bool, device=self._device)
         for number, part in enumerate(parts):

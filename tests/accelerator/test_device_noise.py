@@ -219,6 +219,7 @@ def test_keys_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noted_key(start: Tensor, key: bytearray) -> None:
         keys.append(key)
+        starts.append(start)
         write(start, key)
 
     def noted_start(self: DeviceGaussian, count: int, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,8 +230,9 @@ def test_keys_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_source, "write_start", noted_key)
     monkeypatch.setattr(DeviceGaussian, "draw", noted_start)
     NoiseSource(CPU).integers(discrete_gaussian(LARGE), 100, SecureRandom())
-    assert len(keys) == len(starts) == 1
-    assert not any(keys[0]) and not starts[0].count_nonzero()
+    (key,), (here, there) = keys, starts
+    assert here.data_ptr() != there.data_ptr()
+    assert not any(key) and not here.count_nonzero() and not there.count_nonzero()
 
 
 @pytest.mark.usefixtures("_drawn_there")

@@ -134,6 +134,20 @@ def test_no_row_adds_more_than_the_clipping_norm(clipping_norms: tuple[float, ..
         assert row in (0, 6, 7) or not finite or total.total.any()
 
 
+@pytest.mark.parametrize("clipping_norms", NORMS)
+def test_a_row_a_little_too_long_is_clipped(clipping_norms: tuple[float, ...]) -> None:
+    model = model_of((40, 30, 20))
+    total = sum_for(model, clipping_norms)
+    row = torch.from_numpy(total.layout.flatten(model))
+    update = torch.ones(90, dtype=torch.float64)
+    for group, bound in zip(total._groups, clipping_norms, strict=True):
+        update[group] *= 1.05 * bound / float(update[group].norm())
+    total.add_rows((row + update).float()[None])
+    for group, bound in zip(total._groups, clipping_norms, strict=True):
+        length = float(np.linalg.norm(total.total[group])) * total.grid
+        assert length == pytest.approx(bound, rel=1e-5)
+
+
 def test_a_row_is_the_same_to_the_bit_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of((5000, 13))
     rows = torch.from_numpy(hostile(model))
