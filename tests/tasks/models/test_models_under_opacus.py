@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_dp.app.private_training import _FASTEST, example_of
+from fl_dp.app.private_training import example_of
 from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.made_up_records import GRAD_SAMPLE_MODES, gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
@@ -61,8 +61,6 @@ def gradients_one_by_one(model: nn.Module, x: Tensor) -> list[Tensor]:
 def test_each_way_gives_the_same_sums_and_a_step_moves_every_array(
     name: str, mode: str, rank: int | None
 ) -> None:
-    """Which is why `_FASTEST` may name one of Opacus' ways for models that come with fl-dp."""
-    assert set(_FASTEST.values()) <= set(GRAD_SAMPLE_MODES)
     model, x = made(name, rank=rank)
     template = ModuleTemplate(model)
     features, labels = example_of(form_of(name))
