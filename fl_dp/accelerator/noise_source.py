@@ -7,8 +7,8 @@ has its own keys of 256 bits from the operating system (`SecureRandom.key`), whi
 PyTorch's allocator keeps other parts of a draw until it gives their memory away again, as NumPy's
 does on the host.
 
-A draw reads from the device whether its room sufficed: so a CUDA graph can't capture it. Its replay
-would release with the same noise, and the difference of two such releases has none.
+A CUDA graph can't capture a draw: its replays would release with the same noise, and the difference
+of two such releases has none.
 """
 
 from __future__ import annotations
@@ -45,8 +45,13 @@ class NoiseSource:
         host differ.
 
         Raises:
-            RuntimeError: The device does not compute ChaCha20 right.
+            RuntimeError: The device does not compute ChaCha20 right, or a CUDA graph is captured.
         """
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "noise was asked for while a CUDA graph is captured, whose replays would repeat "
+                "it: draw before each replay, and copy the noise into the graph's memory"
+            )
         if not (isinstance(law, DiscreteGaussian) and _draws_there(self._device, size)):
             return torch.from_numpy(law.sample(size, rng)).to(self._device)
         sampler = _sampler(law, self._device)

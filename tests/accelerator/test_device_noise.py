@@ -249,6 +249,14 @@ def test_a_draw_costs_one_copy_one_wait_and_as_many_operators_for_any_length() -
     assert counts[0] == counts[1] <= 660, counts
 
 
+def test_no_graph_captures_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    rng = Noted()
+    with pytest.raises(RuntimeError, match="whose replays would repeat it"):
+        NoiseSource(torch.device("cuda")).integers(discrete_gaussian(LARGE), 1000, rng)
+    assert not rng.given
+
+
 def test_the_host_draws_for_the_cpu_for_short_vectors_and_for_other_laws() -> None:
     mechanism = GaussianMechanism(noise_multiplier=1.0, clipping_norm=1.0)
     drawn = NoiseSource(CPU).integers(mechanism.law, 200_000, SecureRandom(insecure_seed=1))
