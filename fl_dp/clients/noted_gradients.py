@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .clipped_gradients import WIDE, Clip, rounded_up, squared_norms, weighted
-from .noted_layers import Conv2d, Linear, Table, Use
+from .noted_layers import Convolution, Linear, Table, Use
 
 _BYTES = {"cpu": 8 << 20}
 _BYTES_ELSEWHERE = 1 << 30
@@ -74,7 +74,7 @@ class Factors:
     def __init__(self, uses: Sequence[Use[Any]]) -> None:
         """Take all uses of a weight, at least one."""
         self._weight = uses[0].layer.weight
-        self._dense: list[Use[Linear | Conv2d]] = []
+        self._dense: list[Use[Linear | Convolution]] = []
         tables = []
         for use in uses:
             if isinstance(use.layer, Table):
@@ -188,6 +188,8 @@ def _is_direct(uses: Sequence[Use[Any]]) -> bool:
     height, width = len(weight), weight[0].numel()
     positions = given = 0
     for use in uses:
+        if isinstance(use.layer, Convolution) and not use.layer.has_positions:
+            return True
         of_table = isinstance(use.layer, Table)
         if of_table and height > use.inputs[0].numel():
             return False
@@ -206,13 +208,15 @@ def _samples(use: Use[Any]) -> Tensor:
         first = height * torch.arange(count, device=rows.device)[:, None]
         table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
         return table.view(count, height, -1)
+    if isinstance(layer, Convolution) and (layer.is_line or not layer.has_positions):
+        return layer.samples(use.inputs.to(dtype), use.gradient.to(dtype))
     parts = [gradient.mT @ inputs for _, inputs, gradient in _positions([use], dtype)]
     samples: Tensor = layer.arranged(torch.cat(parts))
     return samples
 
 
 def _positions(
-    uses: Sequence[Use[Linear | Conv2d]], dtype: torch.dtype
+    uses: Sequence[Use[Linear | Convolution]], dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield a few records at a time, their inputs and output gradients side by side.
 

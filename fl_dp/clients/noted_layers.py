@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -19,11 +21,9 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
 Note: TypeAlias = "Callable[[str, Use[Any]], None]"
-Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +57,36 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Conv2d:
-    """Without its bias, of one group; inputs `(n, images, channels, height, width)`."""
+class Convolution:
+    """Without its bias, in two or three dimensions; inputs `(n, images, channels, ...)`."""
 
     weight: Tensor
-    stride: Pair
-    padding: Pair
-    dilation: Pair
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether `positions` can be taken."""
+        return self.groups == 1 and self.weight.ndim == 4
+
+    @property
+    def is_line(self) -> bool:
+        """Whether `samples` is quicker than products of positions, as measured on a CPU."""
+        return self.weight.ndim == 4 and self.weight.shape[3] > self.weight.shape[2] == 1
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return `(n, images, out, height, width)`."""
-        outputs = functional.conv2d(
-            inputs.flatten(0, 1), self.weight, None, self.stride, self.padding, self.dilation
+        """Return `(n, images, out, ...)`."""
+        kernel = functional.conv2d if self.weight.ndim == 4 else functional.conv3d
+        outputs = kernel(
+            inputs.flatten(0, 1),
+            self.weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
         )
         # No view, which a model could not write into outside of `_Noting`.
         shape = (*inputs.shape[:2], *outputs.shape[1:])
@@ -77,15 +95,14 @@ class Conv2d:
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
-        to_inputs: Tensor = conv2d_input(  # type: ignore[no-untyped-call]  # torch
-            inputs.flatten(0, 1).shape,
-            self.weight,
-            gradient.flatten(0, 1),
-            self.stride,
-            self.padding,
-            self.dilation,
-        )
-        return to_inputs.view(inputs.shape)
+        flat = inputs.flatten(0, 1)
+        return self._backward(flat, gradient.flatten(0, 1), of_weight=False).view(inputs.shape)
+
+    def samples(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        """Each record's gradient, `(n, *weight.shape)`."""
+        of_one = partial(self._backward, of_weight=True)
+        samples: Tensor = torch.vmap(of_one)(inputs, gradient)
+        return samples
 
     def positions(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors; an input is a patch in the order (row, column, channel).
@@ -118,6 +135,22 @@ class Conv2d:
         _, channels, *window = self.weight.shape
         return total.reshape(*total.shape[:-1], *window, channels).movedim(-1, -3)
 
+    def _backward(self, inputs: Tensor, gradient: Tensor, *, of_weight: bool) -> Tensor:
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            gradient,
+            inputs,
+            self.weight.to(inputs.dtype),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * len(self.stride),
+            self.groups,
+            (not of_weight, of_weight, False),
+        )
+        return gradients[of_weight]
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -148,7 +181,7 @@ class Table:
         return rows, added
 
 
-Kind = TypeVar("Kind", Linear | Conv2d, Linear | Conv2d | Table)
+Kind = TypeVar("Kind", Linear | Convolution, Linear | Convolution | Table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +242,15 @@ class NotedLayers(TorchFunctionMode):
         if reads is not None and len(args) > 1 and id(args[1]) in self._names:
             made = reads(*args, **kwargs)
             if made is not None and _is_record(args[0]):
-                return self._noted(self._names[id(args[1])], *made)
+                return self._noted(func, self._names[id(args[1])], *made)
+        if func is functional.multi_head_attention_forward:
+            with self:  # which is left in here, and would miss the layers inside
+                return _attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _noted(self, name: str, layer: Any, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    def _noted(
+        self, func: Any, name: str, layer: Any, inputs: Tensor, bias: Tensor | None
+    ) -> Tensor:
         def note(below: Tensor, gradient: Tensor) -> None:
             self._note(name, Use(layer, below.detach(), gradient.detach()))
 
@@ -220,7 +258,17 @@ class NotedLayers(TorchFunctionMode):
             return _Noting.apply(layer, note, self.token, rows)  # type: ignore[no-untyped-call]  # torch
 
         outputs = _below_vmap(run, inputs)
+        if func is functional.conv1d:
+            outputs = outputs.squeeze(-2)
         return outputs if bias is None else outputs + bias.to(outputs.dtype)
+
+
+_attention = FunctionType(
+    functional.multi_head_attention_forward.__code__,
+    vars(functional) | {"has_torch_function": lambda _: False},
+    argdefs=functional.multi_head_attention_forward.__defaults__,
+)
+"""PyTorch's own function, which does not ask modes once more when one of them has called it."""
 
 
 def _is_record(value: Any) -> bool:
@@ -257,7 +305,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Read 
     return Linear(weight), input, bias
 
 
-def _conv2d(
+def _convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -266,11 +314,16 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> _Read | None:
-    if groups != 1 or isinstance(padding, str) or input.dim() != 4:
+    dims = weight.ndim - 2
+    if input.ndim != weight.ndim or isinstance(padding, str):
         return None
     input, weight = _cast(input, weight)
-    layer = Conv2d(weight, _pair(stride), _pair(padding), _pair(dilation))
-    return layer, input, None if bias is None else bias[:, None, None]
+    stride, padding, dilation = (_each(value, dims) for value in (stride, padding, dilation))
+    if dims == 1:  # as images of one row
+        input, weight = input.unsqueeze(2), weight.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    layer = Convolution(weight, stride, padding, dilation, groups)
+    return layer, input, None if bias is None else bias.view(-1, *[1] * dims)
 
 
 def _embedding(
@@ -290,7 +343,9 @@ def _embedding(
 
 _LAYERS: dict[Any, Callable[..., _Read | None]] = {
     functional.linear: _linear,
-    functional.conv2d: _conv2d,
+    functional.conv1d: _convolution,
+    functional.conv2d: _convolution,
+    functional.conv3d: _convolution,
     functional.embedding: _embedding,
 }
 
@@ -304,8 +359,6 @@ def _cast(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, weight
 
 
-def _pair(value: Any) -> Pair:
-    if isinstance(value, int):
-        return value, value
-    values = tuple(value)
-    return (values[0], values[-1])
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values

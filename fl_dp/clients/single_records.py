@@ -116,7 +116,10 @@ class SingleRecords:
         noted, copies = self._passed(inputs, targets)
         with torch.autocast(self._template.device.type, enabled=False):
             sums = clipped_sums_of(noted, copies, len(targets), clip)
-        return [sums.get(name) for name in self._template.parameters]
+        return [
+            sums[name].reshape(parameter.shape) if name in sums else None
+            for name, parameter in self._template.parameters.items()
+        ]
 
     def noted(self, inputs: Any, targets: Tensor) -> Collection[str]:
         """The weights of which these records need no gradients of their own.
@@ -142,7 +145,7 @@ class SingleRecords:
         if self.one_by_one:
             return frozenset()
         weights = self._template.parameters.items()
-        return {name for name, weight in weights if weight.ndim in (2, 4)}.difference(self.copied)
+        return {name for name, weight in weights if weight.ndim > 1}.difference(self.copied)
 
     def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         """Return each parameter's gradients, `(n, *shape)`, of all records at once.

@@ -155,6 +155,23 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
             h=head(),
         ),
     ),
+    "three dimensions": (
+        IMAGES,
+        lambda: Made(
+            lambda s, x: s.h(s.a(x[:, None]).tanh().flatten(2).mean(2)),
+            a=nn.Conv3d(1, WIDTH, (2, 3, 3), stride=(1, 2, 1)),
+            h=head(),
+        ),
+    ),
+    "wide line": (
+        VECTORS,
+        lambda: Made(
+            lambda s, x: s.h(s.b(s.a(x[:, None]).tanh()).mean(2)),
+            a=nn.Conv1d(1, 24, 2, padding=1),
+            b=nn.Conv1d(24, WIDTH, 3),
+            h=head(),
+        ),
+    ),
     "several images a record": (
         IMAGES,
         lambda: Made(
@@ -312,6 +329,8 @@ def test_which_weights_are_noted_is_found_on_made_up_records() -> None:
         return template.parameters.keys() - way.held
 
     assert noted("tied table") == {"e.weight", "a.weight"}
+    assert noted("convolutions") == {"first.weight", "grouped.weight", "line.weight", "h.weight"}
+    assert noted("positions first") > {"t.self_attn.in_proj_weight", "t.self_attn.out_proj.weight"}
     assert noted("LoRA") == {"down.weight", "up.weight", "h.weight"}
     assert "a.weight" not in noted("an author's own function")
     assert not noted("vmap in the model") & {"h.bias", "a.bias"}
