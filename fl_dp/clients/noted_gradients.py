@@ -226,7 +226,7 @@ def _positions(
     if not uses:
         return
     weight = uses[0].layer.weight
-    positions = sum(use.gradient[0].numel() for use in uses) // len(weight)
+    positions = sum(use.gradient.shape[1:].numel() for use in uses) // len(weight)
     entries = positions * (weight[0].numel() + len(weight))
     room = _BYTES.get(weight.device.type, _BYTES_ELSEWHERE)
     step = max(1, room // (8 * entries))

@@ -315,7 +315,15 @@ def _convolution(
     groups: int = 1,
 ) -> _Read | None:
     dims = weight.ndim - 2
-    if input.ndim != weight.ndim or isinstance(padding, str):
+    if isinstance(padding, str):
+        spans = [0] * dims
+        if padding == "same":
+            steps = _each(dilation, dims)
+            spans = [step * (size - 1) for step, size in zip(steps, weight.shape[2:], strict=True)]
+        padding = [span // 2 for span in spans]
+        if any(span % 2 for span in spans):
+            return None  # more on one side than on the other
+    if input.ndim != weight.ndim:
         return None
     input, weight = _cast(input, weight)
     stride, padding, dilation = (_each(value, dims) for value in (stride, padding, dilation))

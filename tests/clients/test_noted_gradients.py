@@ -90,7 +90,8 @@ def low_rank(s: Any, x: Tensor) -> Any:
 
 def rows_of_convolutions(s: Any, x: Tensor) -> Any:
     hidden = torch.tanh(s.grouped(torch.tanh(s.first(x))))
-    hidden = torch.tanh(s.line(torch.tanh(s.same(hidden)).flatten(2)))
+    hidden = torch.tanh(s.even(torch.tanh(s.same(hidden))))
+    hidden = torch.tanh(s.line(hidden.flatten(2)))
     return s.h(hidden.mean(2))
 
 
@@ -150,7 +151,8 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
             rows_of_convolutions,
             first=nn.Conv2d(3, 6, 3, stride=2, padding=3, dilation=2, bias=False),
             grouped=nn.Conv2d(6, 12, 3, padding=1, groups=3),
-            same=nn.Conv2d(12, 8, 3, padding="same"),
+            same=nn.Conv2d(12, 8, (3, 1), padding="same", dilation=(2, 1)),
+            even=nn.Conv2d(8, 8, 2, padding="same"),
             line=nn.Conv1d(8, 8, 3),
             h=head(),
         ),
@@ -321,6 +323,18 @@ def test_a_record_left_out_or_without_a_gradient_moves_the_sum_by_one_norm(name:
             assert float(moved) <= norm * (1 + 1e-6)
 
 
+@BY_NAME
+def test_records_of_which_none_is_finite_add_nothing(name: str) -> None:
+    template, (x, y) = made(name), records(name, 3)
+    way = SingleRecords(template, LOSS)
+
+    def clip(squares: Tensor) -> tuple[Tensor, Tensor]:
+        return squares[:0], torch.zeros(0, dtype=torch.long)
+
+    sums = way.by_notes(x, y, clip)
+    assert all(part is not None and not bool(part.any()) for part in sums)
+
+
 def test_which_weights_are_noted_is_found_on_made_up_records() -> None:
     def noted(name: str) -> set[str]:
         template = made(name)
@@ -329,7 +343,9 @@ def test_which_weights_are_noted_is_found_on_made_up_records() -> None:
         return template.parameters.keys() - way.held
 
     assert noted("tied table") == {"e.weight", "a.weight"}
-    assert noted("convolutions") == {"first.weight", "grouped.weight", "line.weight", "h.weight"}
+    assert noted("convolutions") == {
+        f"{layer}.weight" for layer in ("first", "grouped", "same", "line", "h")
+    }
     assert noted("positions first") > {"t.self_attn.in_proj_weight", "t.self_attn.out_proj.weight"}
     assert noted("LoRA") == {"down.weight", "up.weight", "h.weight"}
     assert "a.weight" not in noted("an author's own function")
