@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Hashable, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class SingleRecords:
     one_by_one: bool = False
     copied: Collection[str] = ()
     _warned: bool = field(default=False, init=False)
+    _copied_at: dict[Hashable, Set[str]] = field(default_factory=dict, init=False)
+    """By shapes of a record, which alone decide it: other parameters that need copies."""
 
     def __post_init__(self) -> None:
         """Check that each pass gets a loss of its own, as it gets a model.
@@ -67,7 +69,7 @@ class SingleRecords:
     @property
     def held(self) -> Collection[str]:
         """See `Gradients.held`."""
-        return self._template.parameters.keys() - self._may_be_noted()
+        return self._template.parameters.keys() - self._candidates()
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
@@ -79,6 +81,7 @@ class SingleRecords:
             assert attempt.failure is not None  # the block above did not return
             if lacks_memory(attempt.failure) or not self._fails_at_zero(inputs, targets):
                 raise attempt.failure
+            self._copied_at[_shapes(inputs, targets)] = self._template.parameters.keys()
             return self._by_vmap_summed(inputs, targets, clip)
         for way in (self.by_notes, self._by_vmap_summed):
             with Contained() as attempt:
@@ -111,7 +114,7 @@ class SingleRecords:
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
         """
-        if not self._may_be_noted():
+        if not self._may_be_noted(inputs, targets):
             return self._by_vmap_summed(inputs, targets, clip)
         noted, copies = self._passed(inputs, targets)
         with torch.autocast(self._template.device.type, enabled=False):
@@ -133,19 +136,26 @@ class SingleRecords:
         self, inputs: Any, targets: Tensor
     ) -> tuple[dict[str, NotedGradient], dict[str, Tensor]]:
         """Return noted weights' gradients, and other parameters' as `(n, *shape)`."""
-        taken = self._may_be_noted()
+        taken = self._may_be_noted(inputs, targets)
         while True:
             one_pass = _Pass(self._template, self._loss, taken, len(targets))
             noted, copies, elsewhere = one_pass.gradients(inputs, targets)
             if not elsewhere:
                 return noted, copies
             taken = taken - elsewhere  # this form of records uses them in other ways, too
+            if len(targets) > 1:  # a single record may draw coins that decide it
+                self._copied_at[_shapes(inputs, targets)] = self._template.parameters.keys() - taken
 
-    def _may_be_noted(self) -> Set[str]:
+    def _may_be_noted(self, inputs: Any, targets: Tensor) -> Set[str]:
+        return self._candidates().difference(self._copied_at.get(_shapes(inputs, targets), ()))
+
+    def _candidates(self) -> frozenset[str]:
         if self.one_by_one:
             return frozenset()
         weights = self._template.parameters.items()
-        return {name for name, weight in weights if weight.ndim > 1}.difference(self.copied)
+        return frozenset(name for name, weight in weights if weight.ndim > 1).difference(
+            self.copied
+        )
 
     def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         """Return each parameter's gradients, `(n, *shape)`, of all records at once.
@@ -186,6 +196,18 @@ class SingleRecords:
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
             loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+
+
+def _shapes(inputs: Any, targets: Tensor) -> Hashable:
+    """Equal for records of the same form, however many there are."""
+    shapes: list[Hashable] = []
+
+    def add(tensor: Tensor) -> Tensor:
+        shapes.append((tensor.shape[1:], tensor.dtype))
+        return tensor
+
+    mapped(add, (inputs, targets))
+    return tuple(shapes)
 
 
 def _unclipped(squares: Tensor) -> tuple[Tensor, None]:
