@@ -243,6 +243,9 @@ class NotedLayers(TorchFunctionMode):
             made = reads(*args, **kwargs)
             if made is not None and _is_record(args[0]):
                 return self._noted(func, self._names[id(args[1])], *made)
+        if func is functional.scaled_dot_product_attention and _is_fused(args, kwargs):
+            # The fused kernel has no rule of vmap there, and would run once for each record.
+            return torch._scaled_dot_product_attention_math(*args, **kwargs)[0]
         if func is functional.multi_head_attention_forward:
             with self:  # which is left in here, and would miss the layers inside
                 return _attention(*args, **kwargs)
@@ -269,6 +272,12 @@ _attention = FunctionType(
     argdefs=functional.multi_head_attention_forward.__defaults__,
 )
 """PyTorch's own function, which does not ask modes once more when one of them has called it."""
+
+
+def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether PyTorch takes its fused kernel of attention on a CPU: without dropout."""
+    dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+    return bool(args) and args[0].device.type == "cpu" and not dropout
 
 
 def _is_record(value: Any) -> bool:
