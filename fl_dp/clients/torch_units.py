@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,9 @@ class TorchUnits:
         """Check the options.
 
         Raises:
-            ValueError: As `LocalTraining`.
+            ValueError: As `LocalTraining`, or the module can't be copied for each unit.
         """
+        own_copy_of(self.model)  # further copies share nothing, either
         _ = self.training
 
     @property
@@ -111,7 +113,7 @@ class TorchUnits:
 
     def with_arrays(self, arrays: NDArrays) -> tuple[nn.Module, tuple[str, ...]]:
         """A copy of the module with the arrays sent, and their names."""
-        model = own_copy_of(self.model)
+        model = copy.deepcopy(self.model)
         names = sent_names(model, arrays)
         set_arrays(model, arrays, names)
         return model, names

@@ -389,11 +389,13 @@ def test_indices_are_clamped(way: str) -> None:
         labels=torch.tensor([-1, 4, 2**40, -100]),  # -100 is no class, and stays so
         seed=1,
     )
+    units = [inside, outside, replace(inside, labels=torch.full((4,), -100))]
     if way == "together":
-        rows = matrix(rows_of(table, [inside, outside], training()))
+        rows = matrix(rows_of(table, units, training()))
     else:
-        rows = alone(table, [inside, outside], training())
+        rows = alone(table, units, training())
     assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[2], flat(table))
     assert (rows[0] - flat(table)).abs().max() > 1e-3
 
 

@@ -96,9 +96,9 @@ def counted(clients: int, optimizer: Any, *, together: bool = True) -> tuple[Lau
 @pytest.mark.parametrize(
     ("optimizer", "most", "own_counters"),
     [
-        (partial(torch.optim.SGD, lr=0.1), 488, 0),
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), 570, 0),
-        (partial(torch.optim.Adam, lr=0.1), 834, 40),  # its number of steps is the host's
+        (partial(torch.optim.SGD, lr=0.1), 458, 0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), 540, 0),
+        (partial(torch.optim.Adam, lr=0.1), 804, 40),  # its number of steps is the host's
     ],
 )
 def test_a_client_costs_two_operators_and_neither_a_copy_nor_a_wait(

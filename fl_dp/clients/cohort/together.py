@@ -33,7 +33,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_dp.clients.own_copies import own_copy_of
 from fl_dp.clients.vmap_rules import NoOwnRules
 from fl_dp.model_arrays import distinct_state
 from fl_dp.model_modes import set_training_mode
@@ -72,7 +71,8 @@ def train_units(
     Neither the model nor the global random state changes.
 
     Args:
-        model: All clients' first model, on its own device, to which their data move.
+        model: All clients' first model, on its own device, to which their data move. Its copies
+            share nothing with it (`own_copy_of` would say so).
         units: Data that do not fit the model change nothing for others.
         training: What each does.
         names: Entries of `distinct_state` to return, by default all; those of floating point
@@ -218,7 +218,7 @@ def _one_by_one(
         unit = units[index]
         text = "the data of unit %d of those trained together do not fit"
         with Contained(text, index) as attempt, own_chance(SeededWords(unit.seed)):
-            alone = own_copy_of(model)
+            alone = copy.deepcopy(model)
             train_alone(alone, unit, training)
             vector = entries.flat(distinct_state(alone))
         if attempt.failure is None:
@@ -226,13 +226,13 @@ def _one_by_one(
 
 
 def _tried(model: nn.Module, form: _Form, training: LocalTraining, *, any_size: bool) -> _Tried:
-    """Take a step of clients with made-up records.
+    """Take a step of one client with made-up records.
 
     Raises:
         OneByOne: The model's clients can't be trained together, or not as fast.
         Exception: Any exception of a model that can't be.
     """
-    model = own_copy_of(model)
+    model = copy.deepcopy(model)
     set_training_mode(model)
     entries = _Entries(model, None)
     kinds = {parameter.dtype for parameter in entries.trained.values()}
@@ -251,30 +251,29 @@ def _tried(model: nn.Module, form: _Form, training: LocalTraining, *, any_size: 
         stored[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    rows = _filled_up(1)
     made_up = [
-        torch.ones((rows, form.width, *shape), dtype=dtype, device=entries.device)
+        torch.ones((1, form.width, *shape), dtype=dtype, device=entries.device)
         for dtype, shape in (form.features, form.labels)
     ]
     weights = torch.full(made_up[0].shape[:2], 1.0 / form.width, device=entries.device)
     layers = ModelLayers(None, many=True)
-    leaves = _leaves(entries, rows)
+    leaves = _leaves(entries, 1)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = _loss(model, leaves, made_up[0], made_up[1], weights, layers, form, training)
+    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
+    unit_bytes = sum(stored.values()) + _COPIES * size
+    on_cpu = entries.device.type == "cpu"
+    if on_cpu and not any_size and units_at_once(unit_bytes) < _FEWEST_ROWS:
+        raise OneByOne(
+            f"a step stores {unit_bytes >> 20} MiB, which is as fast on a CPU: a smaller "
+            "batch_size or model would go together, or a GPU"
+        )
     torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     for (name, before, version), after in zip(buffers, model.buffers(), strict=True):
         if before is not after or version != after._version:
             raise OneByOne(f"{name} changes in training: let it be, or freeze its part in eval()")
     if elsewhere != _other_generators():
         raise OneByOne("the model draws from NumPy or random: let it draw by nn.Dropout alone")
-    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
-    unit_bytes = (sum(stored.values()) + _COPIES * size) // rows
-    on_cpu = entries.device.type == "cpu"
-    if on_cpu and not any_size and units_at_once(unit_bytes) < rows:
-        raise OneByOne(
-            f"a step stores {unit_bytes >> 20} MiB, which is as fast on a CPU: a smaller "
-            "batch_size or model would go together, or a GPU"
-        )
     return _Tried(coins=layers.coins_asked, unit_bytes=unit_bytes)
 
 
@@ -309,8 +308,7 @@ def _loss(
         layers.number = number
         losses = training.loss(functional_call(model, dict(parameters), (x,)), y)
         require_one_a_record(losses, form.width)
-        # What is padding contributes nothing, even if it is not finite.
-        return torch.dot(torch.where(own > 0.0, losses, 0.0), own.to(losses.dtype))
+        return torch.dot(losses, own.to(losses.dtype))  # whose gradient is zero for what fills up
 
     if form.of_images:
         features = side_by_side(features)
