@@ -13,6 +13,7 @@ import torch
 from moved_sums import CLASSES, IDS, IMAGES, VECTORS, WIDTH, WORDS, T, data, head, largest_move
 from moved_sums import summed_by as summed
 from opacus.layers import DPLSTM
+from small_resnet import resnet18
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,6 @@ from fl_dp.clients.noted_gradients import Factors, NotedGradient
 from fl_dp.clients.noted_layers import Linear, Use
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.clients.single_records import SingleRecords
-from fl_dp.tasks.models import build_model
 
 LOSS = LossOfEach(nn.CrossEntropyLoss())
 
@@ -249,7 +249,7 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
         IMAGES,
         lambda: nn.Sequential(
             nn.Upsample(scale_factor=2),
-            build_model("resnet18", input_shape=(3, 8, 8), num_classes=5, hidden=8, seed=0),
+            resnet18(width=8, num_classes=5),
         ),
     ),
 }
@@ -511,7 +511,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
 
 def test_a_step_of_a_narrow_resnet_takes_few_operators() -> None:
-    model = build_model("resnet18", input_shape=(3, 32, 32), num_classes=10, hidden=16, seed=0)
+    model = resnet18(width=16, num_classes=10)
     way = SingleRecords(ModuleTemplate(model), LOSS)
     x, y = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
     counts = []
