@@ -279,7 +279,7 @@ def train_many(
                 )
                 reports.append(UnitReport(num_examples=_reported(count, config), metrics=metrics))
             units_of_chunk = [chunk[index] for index in indices]
-            yield TrainedRows(units=units_of_chunk, reports=reports, vectors=vectors.cpu().numpy())
+            yield TrainedRows(units=units_of_chunk, reports=reports, vectors=vectors)
 
 
 def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> RecordsOfNode:

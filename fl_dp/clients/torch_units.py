@@ -141,7 +141,7 @@ class TorchUnits:
                         UnitReport(num_examples=len(data[read[index]].labels), metrics={})
                         for index in indices
                     ],
-                    vectors=vectors.cpu().numpy(),
+                    vectors=vectors,
                 )
 
 

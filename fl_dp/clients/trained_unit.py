@@ -101,8 +101,8 @@ class TrainedRows:
         units: Their numbers on the node.
         reports: Their reports, in the same order.
         vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the message's
-            floating-point arrays, flat, in its order. Never changed. A tensor on a GPU is clipped
-            and summed there.
+            floating-point arrays, flat, in its order. Never changed. A float32 tensor on a GPU is
+            clipped and summed there; others are on the CPU.
     """
 
     units: Sequence[int]

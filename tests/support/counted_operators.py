@@ -21,6 +21,7 @@ _VIEWS = {"view", "_unsafe_view", "select", "slice", "split", "split_with_sizes"
 _VIEWS |= {"transpose", "t", "permute", "expand", "alias", "detach", "unsqueeze", "squeeze"}
 _VIEWS |= {"as_strided", "unfold", "lift_fresh"}
 _COPIES = {"to", "cpu", "cuda", "tolist", "item"}
+_TO_HOST = {"cpu", "tolist", "item"}
 _WAITS = {"cpu", "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero"}
 _WAITS |= {"nonzero", "argwhere", "masked_select", "unique", "equal", "allclose"}
 
@@ -33,11 +34,13 @@ class Counts:
         operators: Operators that are no views.
         copies: Calls of Python that move a tensor between host and device.
         waits: Calls of Python that wait for a device.
+        to_host: Entries that calls of Python bring to the host.
     """
 
     operators: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    to_host: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
@@ -78,6 +81,8 @@ class _Calls(TorchFunctionMode):
                 name == "to" and any(isinstance(each, torch.device | str) for each in options)
             ):
                 self._counts.copies[name] += 1
+                if name in _TO_HOST:
+                    self._counts.to_host[name] += args[0].numel()
             if name in _WAITS:
                 self._counts.waits[name] += 1
         return func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .devices import Machine
+from .devices import Machine, workers_on
 from .launch import environment_of_children
 from .superlink import FOLDER_VARIABLE
 
@@ -49,8 +49,9 @@ class Member:
 
     def worker_slots(self, num_gpus: float) -> int:
         """How many workers fit, each with `num_gpus`: a share of a GPU, or whole ones."""
-        by_gpus = int(self.gpus / num_gpus) if num_gpus > 0 else int(self.cpus)
-        return min(int(self.cpus), by_gpus)
+        if num_gpus > 0:
+            return min(int(self.cpus), workers_on(self.gpus, num_gpus))
+        return int(self.cpus)
 
 
 @dataclass(frozen=True, kw_only=True)

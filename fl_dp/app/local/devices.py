@@ -111,8 +111,15 @@ def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
     else:
         workers = _within_memory(machine.cpus, machine) if asked is None else asked
     if simulation.num_gpus > 0:
-        workers = min(workers, int(machine.gpus / simulation.num_gpus))
+        workers = min(workers, workers_on(machine.gpus, simulation.num_gpus))
     return max(1, workers)
+
+
+def workers_on(gpus: float, share: float) -> int:
+    """How many workers fit on one machine's GPUs; Ray takes a share below 1 from one GPU."""
+    if share < 1:
+        return int(gpus) * int(1 / share)
+    return int(gpus / share)
 
 
 def _within_memory(workers: int, machine: Machine) -> int:

@@ -258,6 +258,9 @@ def test_each_worker_asks_for_its_resources_on_any_machine(ray: PlayedRay) -> No
     assert len(ray.workers) == 4 + 5
     grid_of()
     assert len(ray.workers) == 4 + 5 + 6
+    # A share is of one GPU: what is left of two is no third one.
+    assert Member(host="a", cpus=8, gpus=2).worker_slots(0.6) == 2
+    assert Member(host="a", cpus=8, gpus=4).worker_slots(2.0) == 2
 
 
 def test_nodes_answer_and_remember_from_message_to_message(ray: PlayedRay) -> None:

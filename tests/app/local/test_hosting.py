@@ -87,8 +87,18 @@ def test_workers_of_a_single_process_are_refused() -> None:
         decided("simulation.engine=in_process", "simulation.workers=5")
 
 
-def test_a_share_of_a_gpu_bounds_the_workers() -> None:
-    assert nodes_of(decided("simulation=gpu", cpus=64, gpus=2)) == 8
+@pytest.mark.parametrize(
+    ("share", "gpus", "nodes"),
+    [(None, 1, 1), (None, 4, 4), (0.25, 2, 8), (0.4, 2, 4), (0.6, 3, 3), (2, 4, 2)],
+)
+def test_one_worker_trains_on_a_gpu_unless_somebody_names_a_share(
+    share: float | None, gpus: int, nodes: int
+) -> None:
+    asked = [] if share is None else [f"simulation.num_gpus={share}"]
+    settings = decided("simulation=gpu", *asked, cpus=64, gpus=gpus)
+    assert settings.simulation.engine == "flower"
+    assert nodes_of(settings) == nodes
+    assert settings.simulation.units_per_node == math.ceil(settings.task.num_clients / nodes)
 
 
 @pytest.mark.parametrize("selection", ["fixed", "truncated_poisson"])
