@@ -2,16 +2,21 @@
 
     PYTHONPATH=. python benchmarks/gpu.py [--minutes 8] [--out results/gpu] [--device cuda]
 
-Sections come in the order of their worth, each in a process of its own (`gpu_cases.py`):
+Sections come in the order of their worth, each in a process of its own (`gpu_cases.py`), which a
+limit of its own ends:
 
-- pfl-research's CIFAR-10 configuration, with privacy, by fl-dp and by pfl-research;
-- units trained together, on the GPU and on the CPU of the same machine;
-- tests/app/test_on_devices.py;
+- words of ChaCha20 beside OpenSSL's, the law of noise, and its time;
+- pfl-research's CIFAR-10 configuration with privacy, by fl-dp and by pfl-research in one process
+  each, and by fl-dp through Ray;
 - steps of DP-SGD by each way to clipped gradients, beside plain steps, of three models;
-- the first again, without privacy.
+- pfl-research in several processes;
+- a cohort beside its clients one by one; units on the GPU and on the CPU of the same machine;
+- cohorts of 1,000 and of 100,000 users;
+- tests/app/test_on_devices.py;
+- pfl-research's configuration without privacy.
 
 `rows.jsonl` in the folder `--out` gets each row as soon as it is measured. A section without
-enough time is skipped, and a row says so. `--device cpu` tries the script at small sizes; its
+enough time is skipped, and a row says so. `--device cpu` rehearses the script at small sizes; its
 numbers say nothing.
 """
 
@@ -21,6 +26,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +40,10 @@ from typing import Any
 
 MOST_APART = 0.02
 """Largest share of units whose parameters may differ between GPU and CPU by more than rounding."""
+LEAST_P = 1e-6
+"""Of draws that follow their law: this many runs in one are alarmed without cause."""
 START_S = 20.0  # imports and CUDA, of each section's process
+LEAST_S = 30.0  # with fewer left, no section is begun
 CASES = Path(__file__).with_name("gpu_cases.py")
 
 
@@ -44,25 +53,27 @@ class Section:
 
     Attributes:
         name: In `gpu_cases.SECTIONS`.
-        needs_s: Seconds below which it is not begun.
-        share: Of all minutes, after which it is ended.
+        most_s: Seconds after which it is ended.
     """
 
     name: str
-    needs_s: float
-    share: float
+    most_s: float
 
 
 SECTIONS = (
-    Section(name="CIFAR-10, fl-dp", needs_s=40, share=0.2),
-    Section(name="CIFAR-10, pfl-research", needs_s=40, share=0.15),
-    Section(name="units", needs_s=30, share=0.15),
-    Section(name="tests", needs_s=30, share=0.15),
-    Section(name="DP-SGD, small CNN", needs_s=30, share=0.15),
-    Section(name="DP-SGD, ResNet-18", needs_s=40, share=0.2),
-    Section(name="DP-SGD, transformer", needs_s=30, share=0.15),
-    Section(name="CIFAR-10, fl-dp, no privacy", needs_s=40, share=0.2),
-    Section(name="CIFAR-10, pfl-research, no privacy", needs_s=40, share=0.15),
+    Section(name="noise", most_s=45),
+    Section(name="CIFAR-10, fl-dp", most_s=50),
+    Section(name="CIFAR-10, pfl-research", most_s=50),
+    Section(name="CIFAR-10, fl-dp, Ray", most_s=75),
+    Section(name="DP-SGD, small CNN", most_s=45),
+    Section(name="DP-SGD, ResNet-18", most_s=75),
+    Section(name="DP-SGD, transformer", most_s=60),
+    Section(name="CIFAR-10, pfl-research, processes", most_s=90),
+    Section(name="units", most_s=50),
+    Section(name="users", most_s=60),
+    Section(name="tests", most_s=75),
+    Section(name="CIFAR-10, fl-dp, no privacy", most_s=50),
+    Section(name="CIFAR-10, pfl-research, no privacy", most_s=50),
 )
 
 
@@ -91,31 +102,39 @@ class Rows:
         return rows
 
 
-def measure(section: Section, rows: Rows, *, device: str, minutes: float, until: float) -> None:
+def measure(section: Section, rows: Rows, *, device: str, until: float) -> None:
     """Run a section, which writes its own rows; add a row if it does not end well.
 
-    Its output goes to a log beside the rows. `minutes` are those of all sections; everything ends
-    at `until`, by `time.monotonic`.
+    Its output goes to a log beside the rows. Everything ends at `until`, by `time.monotonic`.
     """
     left = until - time.monotonic()
-    if left < section.needs_s:
-        words = f"it may need {section.needs_s:g} s, and {max(left, 0.0):.0f} s are left"
+    if left < LEAST_S:
+        words = f"it may need {LEAST_S:g} s, and {max(left, 0.0):.0f} s are left"
         rows.add({"section": section.name, "skipped": words})
         return
-    limit = min(60 * minutes * section.share, left)
+    limit = min(section.most_s, left)
     log = rows.path.with_name(f"{section.name}.log")
-    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    # Ray's own cluster, whose workers import these scripts.
+    paths = [str(CASES.parent), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "RAY_ADDRESS": "local"}
+    if device != "cuda":
+        variables["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, str(CASES), section.name, "--device", device]
     command += ["--seconds", str(max(limit - START_S, 0.0)), "--rows", str(rows.path)]
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            command, stderr=errors, env=os.environ | variables, start_new_session=True
+        )
         try:
-            status = subprocess.run(
-                command, stderr=errors, env=os.environ | hidden, timeout=limit, check=False
-            ).returncode
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
             rows.add({"section": section.name, "ended": f"after its {limit:.0f} s"})
             return
+        finally:
+            with suppress(ProcessLookupError):  # its own processes end with it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if status:
         rows.add({"section": section.name, "failed": f"exit status {status}: see {log.name}"})
     rows.add({"section": section.name, "took_s": round(time.monotonic() - begun, 1)})
@@ -130,7 +149,10 @@ def description(device: str) -> dict[str, Any]:
         "device": "CPU alone, small sizes",
         "processors": os.cpu_count(),
         "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "numpy", "flwr", "opacus", "pfl")},
+        **{
+            name: installed(name)
+            for name in ("torch", "triton", "numpy", "flwr", "ray", "opacus", "pfl")
+        },
     }
     if device == "cuda":
         about |= {
@@ -157,6 +179,10 @@ def objections(rows: Sequence[dict[str, Any]]) -> list[str]:
         name = row.get("case", row["section"])
         if row.get("failed"):
             wrong.append(f"{name}: failed {row['failed']}")
+        if row.get("p", 1.0) < LEAST_P:
+            wrong.append(f"{name}: the draws do not follow their law, p = {row['p']:.2g}")
+        if row.get("p_of_wrong", 0.0) > LEAST_P:
+            wrong.append(f"{name}: a tenth more noise is not told apart, so the law says nothing")
         if "largest_difference" not in row:
             continue
         if not row["apart"] <= MOST_APART:
@@ -195,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = Rows(options.out)
     rows.add({"section": "machine", **description(options.device)})
     for section in SECTIONS:
-        measure(section, rows, device=options.device, minutes=options.minutes, until=until)
+        measure(section, rows, device=options.device, until=until)
     wrong = objections(rows.all())
     if wrong:
         sys.exit("\n".join(wrong))

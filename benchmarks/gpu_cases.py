@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import importlib.util
 import json
 import math
+import os
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,23 +29,23 @@ from typing import Any
 import numpy as np
 import pfl_cifar10
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
+from scipy import stats
 from side_by_side import Case
 from small_cnn import small_cnn
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from fl_dp.accelerator import chacha
+from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise
-from fl_dp.clients.cohort import UnitData, train_units
+from fl_dp.clients.cohort import UnitData, train_alone, train_units
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.record_batches import BatchForm
-from fl_dp.clients.record_gradients import RecordGradients
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import discrete_gaussian
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import plain_sgd
@@ -70,12 +74,16 @@ class Sizes:
         clients: Of pfl-research's CIFAR-10.
         records: Images of each of these clients.
         cohort: Clients expected in a round of it.
+        users: Numbers of users of which a round takes that cohort.
+        processes: Numbers of processes of pfl-research.
         pace_s: Seconds for which its rounds are timed.
         batch: Expected records in a sample of DP-SGD, and records in a plain step.
         steps: Steps of one participation.
         side: Height and width of the ResNet's images.
         width: Channels of the ResNet's first stage, and numbers of a token in the transformer.
         tokens: Tokens of a record.
+        draws: Integers of noise drawn at once.
+        tests: Options of pytest.
     """
 
     repeats: int
@@ -84,27 +92,34 @@ class Sizes:
     clients: int
     records: int
     cohort: int
+    users: tuple[int, ...]
+    processes: tuple[int, ...]
     pace_s: float
     batch: int
     steps: int
     side: int
     width: int
     tokens: int
+    draws: int
+    tests: tuple[str, ...] = ()
 
 
 FULL = Sizes(
     repeats=3,
-    units=(100, 256, 1000),
+    units=(100, 1000),
     images=20,
     clients=pfl_cifar10.CLIENTS,
     records=50,
     cohort=pfl_cifar10.COHORT,
-    pace_s=15.0,
+    users=(1_000, 100_000),
+    processes=(2, 4, 8),
+    pace_s=8.0,
     batch=256,
     steps=10,
     side=32,
     width=64,
     tokens=128,
+    draws=11_200_000,
 )
 SMALL = Sizes(
     repeats=1,
@@ -113,12 +128,16 @@ SMALL = Sizes(
     clients=6,
     records=10,
     cohort=3,
+    users=(6, 12),
+    processes=(2,),
     pace_s=0.0,
-    batch=8,
-    steps=2,
+    batch=2,
+    steps=1,
     side=8,
-    width=8,
+    width=4,
     tokens=6,
+    draws=200_000,
+    tests=("-k", "label_out_of_range"),
 )
 
 
@@ -137,34 +156,166 @@ class Bench:
     write: Write
 
 
+# Noise.
+
+
+def noise(bench: Bench) -> None:
+    """Compare ChaCha20's words with OpenSSL's, and draws with their law; time both."""
+    ways: dict[str, Callable[[Tensor, int], Tensor]] = {"operators": chacha.by_operators}
+    if bench.device.type == "cuda":
+        with contextlib.suppress(ImportError):
+            from fl_dp.accelerator.chacha_triton import by_one_kernel
+
+            ways = {"one kernel": by_one_kernel} | ways
+    for name, way in ways.items():
+        if_possible(bench, f"ChaCha20, {name}", partial(words, bench, way))
+    for scale in (2.0, 2.0**30):
+        name = f"{bench.sizes.draws} draws of a discrete Gaussian of scale {scale:g}"
+        if_possible(bench, name, partial(draws, bench, name, scale))
+
+
+def words(bench: Bench, way: Callable[[Tensor, int], Tensor]) -> Row:
+    """Compare the RFC's key and a random one with OpenSSL's, and time as many blocks as draws."""
+    blocks = bench.sizes.draws // 8
+    for key in (bytes(range(32)), os.urandom(32)):
+        start = torch.empty(chacha.START, dtype=torch.int32)
+        chacha.write_start(start, key)
+        on_device = start.to(bench.device)
+        cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+        expected = cipher.update(bytes(64 * 4097))
+        if way(on_device, 4097).cpu().numpy().tobytes() != expected:
+            raise RuntimeError("these are not OpenSSL's words")
+    times = [seconds(lambda: way(on_device, blocks), bench.device) for _ in range(3)]
+    return {"blocks": blocks, "ours_s": statistics.median(times)}
+
+
+def draws(bench: Bench, name: str, scale: float) -> Row:
+    """Time draws on the device beside the host's, and test their law.
+
+    Returns:
+        `p`, of the law: of each integer at a small scale, of the normal law at a large one.
+        `p_of_wrong` is that of a scale a tenth larger, which has to be next to 0.
+    """
+    law, source, rng = discrete_gaussian(scale), NoiseSource(bench.device), SecureRandom()
+    size = bench.sizes.draws
+    case = Case(
+        name=name,
+        peer="host",
+        ours=lambda: source.integers(law, size, rng),
+        theirs=lambda: law.sample(size, rng),
+    )
+    sample = source.integers(law, min(size, 10_000_000), rng).cpu().numpy()
+    row = timed(bench, case)
+    return row | {"p": law_p(sample, scale), "p_of_wrong": law_p(sample, 1.1 * scale)}
+
+
+def law_p(sample: NDArray[np.int64], scale: float) -> float:
+    """The p-value of draws under the discrete Gaussian of this scale."""
+    if scale > 2.0**20:
+        return float(stats.kstest(sample / scale, "norm").pvalue)
+    most = int(4 * scale)
+    support = np.arange(-20 * int(scale), 20 * int(scale) + 1)
+    masses = np.exp(-(support**2) / (2 * scale**2))
+    masses /= masses.sum()
+    counts = np.bincount(np.clip(sample, -most, most) + most, minlength=2 * most + 1)
+    clipped = np.clip(support, -most, most) + most
+    expected = np.bincount(clipped, weights=masses) * len(sample)
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
 # CIFAR-10 as pfl-research benchmarks it.
 
 
-def cifar(bench: Bench, framework: str, *, private: bool) -> None:
+def cifar(bench: Bench, framework: str, *, private: bool, engine: str = "one process") -> None:
     """Train for some seconds by pfl-research's published configuration."""
-    privacy = "with privacy" if private else "without privacy"
-    row: Row = {"case": f"{framework}, {privacy}"}
-    if framework == "pfl-research" and importlib.util.find_spec("pfl") is None:
-        bench.write(row | {"skipped": "the package pfl is not installed"})
+    name = f"{framework}, {'with' if private else 'without'} privacy, {engine}"
+    missing = {"pfl-research": "pfl"}.get(framework, "ray" if engine == "flower" else "flwr")
+    if importlib.util.find_spec(missing) is None:
+        bench.write({"case": name, "skipped": f"the package {missing} is not installed"})
         return
     with tempfile.TemporaryDirectory() as folder:
-        row["data"] = write_images(Path(folder), bench.sizes)
-        task = {
+        data = write_images(Path(folder), bench.sizes)
+        task = cifar_task(bench, folder) | {
             "framework": framework,
-            "folder": folder,
             "private": private,
-            "clients": bench.sizes.clients,
-            "cohort": bench.sizes.cohort,
-            "seconds": bench.sizes.pace_s,
-            "rounds": pfl_cifar10.PUBLISHED_ROUNDS,
-            "noise_multiplier": pfl_cifar10.published_noise(),
-            "seed": 0,
+            "engine": engine,
         }
         with contextlib.redirect_stdout(sys.stderr):  # where pfl-research prints its metrics
             measured = pfl_cifar10.done(task)
+    bench.write({"case": name, "data": data} | pace(measured))
+
+
+def cifar_task(bench: Bench, folder: str) -> dict[str, Any]:
+    """What every process that trains by this configuration is told."""
+    return {
+        "folder": folder,
+        "private": True,
+        "clients": bench.sizes.clients,
+        "cohort": bench.sizes.cohort,
+        "seconds": bench.sizes.pace_s,
+        "rounds": pfl_cifar10.PUBLISHED_ROUNDS,
+        "noise_multiplier": pfl_cifar10.published_noise(),
+        "seed": 0,
+    }
+
+
+def pace(measured: Mapping[str, float]) -> Row:
+    """What a row says of a training's rounds."""
+    row = {key: measured[key] for key in ("rounds", "seconds_per_round", "clients_per_s")}
     minutes = pfl_cifar10.PUBLISHED_ROUNDS * measured["seconds_per_round"] / 60
-    keys = ("rounds", "seconds_per_round", "clients_per_s")
-    bench.write(row | {key: measured[key] for key in keys} | {"minutes_of_1500_rounds": minutes})
+    return {**row, "minutes_of_1500_rounds": minutes}
+
+
+def users(bench: Bench) -> None:
+    """Take cohorts from more and more users, with privacy, in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder), bench.sizes)
+        for count in bench.sizes.users:
+            task = cifar_task(bench, folder) | {"framework": "fl-dp", "clients": count}
+            measure = partial(lambda task: pace(pfl_cifar10.done(task)), task)
+            if_possible(bench, f"fl-dp, {count} users", measure)
+
+
+def cifar_processes(bench: Bench) -> None:
+    """Let several processes of pfl-research share the device, with privacy."""
+    if importlib.util.find_spec("pfl") is None:
+        bench.write({"case": "pfl-research", "skipped": "the package pfl is not installed"})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder), bench.sizes)
+        task = cifar_task(bench, folder) | {"framework": "pfl-research"}
+        for count in bench.sizes.processes:
+            name = f"pfl-research, with privacy, {count} processes"
+            if_possible(bench, name, partial(side_by_side_processes, task, count))
+
+
+def side_by_side_processes(task: dict[str, Any], count: int) -> Row:
+    """Train in so many processes, whose rounds are the same; the first one's pace counts."""
+    addresses = ",".join(f"localhost:{free_port()}" for _ in range(count))
+    processes = [
+        subprocess.Popen(
+            pfl_cifar10.command_of(task, Path(sys.executable)),
+            env=os.environ | {"PFL_WORKER_ADDRESSES": addresses, "PFL_WORKER_RANK": str(rank)},
+            stdout=subprocess.PIPE if rank == 0 else sys.stderr,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        output, _ = processes[0].communicate(timeout=120)
+        return pace(pfl_cifar10.result_in(output))
+    finally:
+        for process in processes:  # others wait for the first one's next round
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens to."""
+    with socket.socket() as bound:
+        bound.bind(("localhost", 0))
+        port: int = bound.getsockname()[1]
+        return port
 
 
 def write_images(folder: Path, sizes: Sizes) -> str:
@@ -173,11 +324,7 @@ def write_images(folder: Path, sizes: Sizes) -> str:
         with contextlib.suppress(FileNotFoundError):
             pfl_cifar10.prepare(folder)
             return "CIFAR-10"
-    rng = np.random.default_rng(0)
-    for part, count in (("train", sizes.clients * sizes.records), ("test", 100)):
-        images = rng.standard_normal((count, 3, 32, 32), dtype=np.float32)
-        np.save(folder / f"{part}_x.npy", images)
-        np.save(folder / f"{part}_y.npy", rng.integers(CLASSES, size=count))
+    pfl_cifar10.make_up(folder, train=sizes.clients * sizes.records, test=100)
     return "made up"
 
 
@@ -185,23 +332,43 @@ def write_images(folder: Path, sizes: Sizes) -> str:
 
 
 def units(bench: Bench) -> None:
-    """Train units of the small CNN, and pfl-research's cohort without its dropout."""
+    """Train pfl-research's cohort beside its clients one by one, and units of the small CNN."""
     sizes = bench.sizes
+    name = f"{sizes.cohort} units of {sizes.records} images, pfl-research's CNN"
+    if_possible(bench, name, partial(cohort_beside_alone, bench, name))
     for count in sizes.units:
         name = f"{count} units of {sizes.images} images, small CNN"
         shape = (sizes.images, 1, 28, 28)
         if_possible(bench, name, partial(trained_units, bench, name, small_cnn, count, shape))
-    name = f"{sizes.cohort} units of {sizes.records} images, pfl-research's CNN without dropout"
-    shape = (sizes.records, 3, 32, 32)
-    once = replace(bench, sizes=replace(sizes, repeats=1))  # the CPU takes many seconds
-    measure = partial(trained_units, once, name, without_dropout, sizes.cohort, shape)
-    if_possible(bench, name, measure)
 
 
-def without_dropout() -> nn.Module:
-    """pfl-research's CNN without dropout, with which units are trained one by one."""
-    layers = pfl_cifar10.their_cnn(0)
-    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Dropout)))
+def cohort_beside_alone(bench: Bench, name: str) -> Row:
+    """Train a cohort with dropout in one go, and one client after the other, on the device."""
+    shape = (bench.sizes.records, 3, 32, 32)
+    data = [
+        UnitData(
+            features=torch.randn(shape, device=bench.device),
+            labels=torch.randint(CLASSES, shape[:1], device=bench.device),
+            seed=unit,
+        )
+        for unit in range(bench.sizes.cohort)
+    ]
+    model = pfl_cifar10.their_cnn(0).to(bench.device)
+    training = plain_sgd(learning_rate=UNIT_LEARNING_RATE, epochs=1, batch_size=UNIT_BATCH_SIZE)
+    sizes: list[int] = []
+
+    def together() -> None:
+        at_once = len(data) if bench.device.type == "cpu" else None
+        sizes[:] = [
+            len(places) for places, _ in train_units(model, data, training, at_once=at_once)
+        ]
+
+    def one_by_one() -> None:
+        for unit in data:
+            train_alone(copy.deepcopy(model), unit, training)
+
+    row = timed(bench, Case(name=name, peer="one by one", ours=together, theirs=one_by_one))
+    return row | {"units_per_s": len(data) / row["ours_s"], "at_once": max(sizes)}
 
 
 def trained_units(
@@ -373,47 +540,27 @@ MODELS = {
 }
 
 
-class OneByOne(DPSGD):
-    """DP-SGD record by record, as where vmap can't follow the model."""
-
-    def gradients(
-        self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
-    ) -> RecordGradients:
-        """Build what adds up the clipped gradients; see `DPSGD.gradients`."""
-        return RecordGradients(
-            template,
-            SingleRecords(template, LossOfEach(self.criterion), one_by_one=True),
-            clipping_norm=clipping_norm,
-            at_once=self.physical_batch_size,
-            form=BatchForm(inputs=self.input_key, targets=self.target_key),
-            chance=rng,
-        )
-
-
 WAYS: dict[str, Callable[..., DPSGD]] = {
     "records": DPSGD,
     "ghost": partial(DPSGD, grad_sample_mode="ghost"),
     "hooks": partial(DPSGD, grad_sample_mode="hooks"),
-    "records, torch's noise": partial(DPSGD, secure_randomness=False),
-    "one by one": OneByOne,
 }
-FEW_STEPS = 1  # one by one, which takes hundreds of times as long as the others on a GPU
 
 
 def dp_sgd(bench: Bench, model: str) -> None:
     """Take steps of DP-SGD by each way to clipped gradients, beside plain steps."""
     for way in WAYS:
-        sizes = replace(bench.sizes, steps=FEW_STEPS) if way == "one by one" else bench.sizes
         name = f"{model}, {way}"
-        if_possible(bench, name, partial(dp_sgd_step, bench, name, MODELS[model], way, sizes))
+        if_possible(bench, name, partial(dp_sgd_step, bench, name, MODELS[model], way))
 
 
-def dp_sgd_step(bench: Bench, name: str, model: Model, way: str, sizes: Sizes) -> Row:
+def dp_sgd_step(bench: Bench, name: str, model: Model, way: str) -> Row:
     """Time one participation by DP-SGD, and as many plain steps; return a row of one step.
 
     The time includes wrapping the model, as a client wraps it for each participation.
     """
     torch.manual_seed(0)
+    sizes = bench.sizes
     count = BATCHES * sizes.batch
     records = Records(
         model.records(sizes, count).to(bench.device),
@@ -485,7 +632,8 @@ def tests(bench: Bench) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         # Other tests' fixtures need packages that these do not.
         arguments = ["--noconftest", "-rs", "-p", "no:cacheprovider", str(REPOSITORY / TESTS)]
-        status = pytest.main([*arguments, f"--rootdir={REPOSITORY}"], plugins=[outcomes])
+        arguments += [f"--rootdir={REPOSITORY}", *bench.sizes.tests]
+        status = pytest.main(arguments, plugins=[outcomes])
     row: Row = {"case": TESTS, **outcomes.counts, "exit_status": int(status)}
     bench.write(row | ({"names": outcomes.failed} if outcomes.failed else {}))
 
@@ -511,18 +659,18 @@ def timed(bench: Bench, case: Case) -> Row:
         if turn > 0 and time.monotonic() > bench.until:
             break
         for side in sorted(sides, reverse=turn % 2 == 1):
-            begun = time.perf_counter()
-            synchronized(sides[side], bench.device)
-            times[side].append(time.perf_counter() - begun)
+            times[side].append(seconds(sides[side], bench.device))
     ours, peer = (statistics.median(times[side]) for side in sides)
     return {"ours_s": ours, "peer_s": peer, "ratio": ours / peer, "turns": turn + 1, **row}
 
 
-def synchronized(run: Callable[[], object], device: torch.device) -> None:
-    """Run until the device has done its work, which kernels only queue."""
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Time a run until the device has done its work, which kernels only queue."""
+    begun = time.perf_counter()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -553,13 +701,17 @@ def if_possible(bench: Bench, name: str, measure: Callable[[], Row]) -> None:
 
 
 SECTIONS: Mapping[str, Callable[[Bench], None]] = {
+    "noise": noise,
     "CIFAR-10, fl-dp": partial(cifar, framework="fl-dp", private=True),
     "CIFAR-10, pfl-research": partial(cifar, framework="pfl-research", private=True),
-    "units": units,
-    "tests": tests,
+    "CIFAR-10, fl-dp, Ray": partial(cifar, framework="fl-dp", private=True, engine="flower"),
     "DP-SGD, small CNN": partial(dp_sgd, model="small CNN"),
     "DP-SGD, ResNet-18": partial(dp_sgd, model="ResNet-18"),
     "DP-SGD, transformer": partial(dp_sgd, model="transformer"),
+    "CIFAR-10, pfl-research, processes": cifar_processes,
+    "units": units,
+    "users": users,
+    "tests": tests,
     "CIFAR-10, fl-dp, no privacy": partial(cifar, framework="fl-dp", private=False),
     "CIFAR-10, pfl-research, no privacy": partial(cifar, framework="pfl-research", private=False),
 }
@@ -580,6 +732,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.write(line + "\n")
         print(line, flush=True)
 
+    if options.device == "cpu":
+        torch.set_num_threads(1)  # models this small only wait for each other's threads
     bench = Bench(
         device=torch.device(options.device),
         sizes=FULL if options.device == "cuda" else SMALL,

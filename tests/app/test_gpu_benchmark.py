@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import json
+import math
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+THROUGH_RAY = {"ray", "msgpack", "jsonschema", "pyyaml", "requests"}
 PEERS = {"pfl", "multiprocess", "dill"}  # pfl-research and what it needs that we do not
 
 Row = dict[str, Any]
@@ -47,13 +50,13 @@ def cases() -> ModuleType:
 
 @pytest.fixture
 def measured(cases: ModuleType) -> Callable[..., list[Row]]:
-    """Measure a section in this process, at sizes below those of `--device cpu`."""
+    """Measure a section in this process, at sizes of `--device cpu` or below."""
 
     def rows_of(section: str, *, seconds: float = 600.0, **sizes: Any) -> list[Row]:
         rows: list[Row] = []
         bench = cases.Bench(
             device=torch.device("cpu"),
-            sizes=replace(cases.SMALL, batch=2, steps=1, width=4, **sizes),
+            sizes=replace(cases.SMALL, **sizes),
             until=time.monotonic() + seconds,
             write=rows.append,
         )
@@ -82,15 +85,67 @@ def test_the_command_has_every_section_that_there_is(gpu: ModuleType, cases: Mod
 # What is measured.
 
 
-def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
-    [small, theirs] = measured("units", units=(3,), cohort=2, records=2)
-    assert (small["at_once"], small["largest_difference"], small["apart"]) == (3, 0, 0)
-    assert "pfl-research's CNN" in theirs["case"]
-    assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in (small, theirs))
-    rows = [{"section": "units", **row} for row in (small, theirs)]
+def test_words_and_draws_are_compared(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
+    rows = [{"section": "noise", **row} for row in measured("noise")]
+    assert [row["case"].partition(" ")[0] for row in rows] == ["ChaCha20,", "200000", "200000"]
     assert gpu.objections(rows) == []
-    assert gpu.objections([rows[0] | {"apart": 0.02, "largest_difference": 2e-4}]) == []
-    [sentence] = gpu.objections([rows[0] | {"apart": 0.03, "largest_difference": 2e-4}])
+    [sentence] = gpu.objections([rows[1] | {"p": 1e-9}])
+    assert "do not follow their law" in sentence
+    [sentence] = gpu.objections([rows[2] | {"p_of_wrong": 0.5}])
+    assert "is not told apart" in sentence
+
+
+def test_wrong_words_are_an_error(cases: ModuleType, measured: Callable[..., list[Row]]) -> None:
+    bench = cases.Bench(
+        device=torch.device("cpu"), sizes=cases.SMALL, until=math.inf, write=lambda row: None
+    )
+    with pytest.raises(RuntimeError, match="not OpenSSL's words"):
+        cases.words(bench, lambda start, blocks: cases.chacha.by_operators(start, blocks) + 1)
+
+
+@pytest.mark.parametrize("section", ["CIFAR-10, fl-dp", "CIFAR-10, fl-dp, no privacy", "users"])
+def test_rounds_are_timed(measured: Callable[..., list[Row]], section: str) -> None:
+    rows = measured(section)
+    assert len(rows) == (2 if section == "users" else 1)
+    assert all(row["rounds"] == 1 and row["clients_per_s"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "CIFAR-10, pfl-research",
+        "CIFAR-10, pfl-research, processes",
+        "CIFAR-10, pfl-research, no privacy",
+    ],
+)
+def test_without_the_peer_a_row_says_so(
+    measured: Callable[..., list[Row]], section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pfl", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    [row] = measured(section)
+    assert row["skipped"] == "the package pfl is not installed"
+
+
+@pytest.mark.slow
+def test_the_whole_command_is_rehearsed_through_ray_too(tmp_path: Path) -> None:
+    command = [ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--out", tmp_path]
+    subprocess.run([sys.executable, *map(str, command)], check=True, cwd=ROOT)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert not [row for row in rows if row.get("failed") or "ended" in row]
+    [through_ray] = [row for row in rows if row.get("case") == "fl-dp, with privacy, flower"]
+    assert through_ray["clients_per_s"] > 0
+
+
+def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
+    theirs, small = measured("units", units=(3,), cohort=2, records=2)
+    assert "pfl-research's CNN" in theirs["case"] and theirs["at_once"] == 2
+    assert (small["at_once"], small["largest_difference"], small["apart"]) == (3, 0, 0)
+    assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in (small, theirs))
+    rows = [{"section": "units", **row} for row in (theirs, small)]
+    assert gpu.objections(rows) == []
+    assert gpu.objections([rows[1] | {"apart": 0.02, "largest_difference": 2e-4}]) == []
+    [sentence] = gpu.objections([rows[1] | {"apart": 0.03, "largest_difference": 2e-4}])
     assert "3.0 % of the units differ from the CPU's, one by 0.0002" in sentence
 
 
@@ -107,6 +162,27 @@ def test_steps_of_dp_sgd_are_taken_by_each_way(
     assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in rows)
 
 
+def test_both_sides_accuracy_and_minutes_at_equal_noise_are_one_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cifar10 = importlib.import_module("pfl_cifar10")
+    monkeypatch.setattr(cifar10, "CLIENTS", 6)
+    monkeypatch.setattr(cifar10, "COHORT", 3)
+    cifar10.main(["--rounds", "2", "--made-up", "--frameworks", "fl-dp"])
+    noise, *_, row = capsys.readouterr().out.splitlines()
+    assert "for the 6 clients that are there" in noise
+    name, rounds, accuracy, _, minutes = (cell.strip() for cell in row.strip("|").split("|"))
+    assert (name, rounds) == ("fl-dp", "2")
+    assert 0 <= float(accuracy) <= 1 and float(minutes) >= 0
+
+
+def test_the_published_noise_is_worth_nothing_to_the_clients_that_are_there() -> None:
+    cifar10 = importlib.import_module("pfl_cifar10")
+    task = {"private": True, "clients": cifar10.CLIENTS, "cohort": cifar10.COHORT}
+    task |= {"rounds": cifar10.PUBLISHED_ROUNDS, "noise_multiplier": cifar10.published_noise()}
+    assert cifar10.plan_of(task).budget.epsilon == pytest.approx(796_000, rel=0.01)
+
+
 # What it needs.
 
 
@@ -117,8 +193,10 @@ def test_its_packages_are_the_tested_ones() -> None:
         return {re.sub("[-_.]+", "-", name).lower(): version for name, version in pinned}
 
     needed, locked = pins("benchmarks/gpu_requirements.txt"), pins("requirements.lock")
-    assert set(needed) >= PEERS and {"flwr", "opacus", "scipy", "pytest"} <= set(needed)
-    assert not {"torch", "ray"} & set(needed)
+    assert set(needed) >= PEERS and {"flwr", "opacus", "scipy", "pytest", *THROUGH_RAY} <= set(
+        needed
+    )
+    assert "torch" not in needed
     for name in set(needed) - PEERS:
         assert needed[name] == locked[name], name
 
