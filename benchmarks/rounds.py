@@ -32,6 +32,7 @@ from flwr.common.typing import NDArrays, Scalar
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
+from own_ray import own_ray
 from rich.console import Console
 from rich.table import Table
 
@@ -143,15 +144,16 @@ def measure(federation: Federation) -> dict[str, list[float] | float]:
 
     # In-process runs pickle the whole app with every message; runs that name it do not.
     copyreg.pickle(ClientApp, lambda _: (load_app, ()))
-    run_simulation(
-        server,
-        app,
-        federation.nodes,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": workers},
-        },
-    )
+    with own_ray():
+        run_simulation(
+            server,
+            app,
+            federation.nodes,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": workers},
+            },
+        )
     rounds = [after - before for before, after in itertools.pairwise(ends[1:])]
     return {"rounds_s": rounds, "peak_gb": _peak_memory()}
 

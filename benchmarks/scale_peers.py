@@ -55,6 +55,7 @@ def flower() -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
+    from own_ray import own_ray
 
     server = ServerApp()
 
@@ -76,15 +77,16 @@ def flower() -> None:
 
     # The app goes to workers by its name, as under `flwr run`, instead of with every message.
     copyreg.pickle(ClientApp, lambda _: (load_app, ()))
-    run_simulation(
-        server,
-        load_app(),
-        TASK["clients"],
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": TASK["processors"]},
-        },
-    )
+    with own_ray():
+        run_simulation(
+            server,
+            load_app(),
+            TASK["clients"],
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": TASK["processors"]},
+            },
+        )
 
 
 def load_app(folder: str = str(Path(__file__).parent)) -> Any:

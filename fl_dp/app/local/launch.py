@@ -38,12 +38,13 @@ from fl_dp.files import full_disk_named
 from .devices import Machine, num_workers
 from .flower_runs import BIN, RunStatus, RunUnknown, run_status
 from .processes import stop_with_descendants
-from .superlink import CLOSED_PATH, FOLDER_VARIABLE, users_can_be_told_apart
+from .superlink import CLOSED_PATH, FOLDER_VARIABLE, RETURNED, users_can_be_told_apart
 
 if TYPE_CHECKING:  # with ledgers and accountants, while engines can already start
     from fl_dp.app.run_folder import RunFolder
 
 _CONNECTION = "fl-dp"
+_RUN_END = "fl_dp.app.local.run_end"
 _STARTUP_TIMEOUT = 240.0  # seconds, for a busy machine
 _LONGEST_FOLDER = 25  # it holds the folder of Ray's sockets; their paths have at most 103 bytes
 
@@ -132,7 +133,11 @@ class App:
         return {
             "pyproject.toml": tomli_w.dumps(project),
             "fl_dp_run/__init__.py": "",
-            "fl_dp_run/server.py": f"from {self.server} import app\n\n__all__ = ['app']\n",
+            "fl_dp_run/server.py": (
+                f"from {self.server} import app as training\n"
+                f"from {_RUN_END} import announced\n\n"
+                "app = announced(training)\n"
+            ),
             "fl_dp_run/client.py": f"from {self.client} import app\n\n__all__ = ['app']\n",
         }
 
@@ -175,6 +180,7 @@ class LocalSuperLink:
         """Set what to run, on which resources; see `engines.engine`."""
         self._runs = app or App()
         self._more_nodes, self._machine = more_nodes, machine
+        self._command: subprocess.Popen[bytes] | None = None  # of the latest run
 
     def __enter__(self) -> Self:
         """Start it; the first training waits until it answers.
@@ -215,6 +221,8 @@ class LocalSuperLink:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_TMPDIR": str(home),
+            # Flower's workers have an environment of their own: Ray would start others for nothing.
+            "RAY_prestart_worker_first_driver": "0",
         }
         if (elsewhere := os.environ.get("RAY_ADDRESS", "local")) != "local":
             logger.warning(
@@ -257,19 +265,23 @@ class LocalSuperLink:
     def run(
         self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
     ) -> RunStatus:
-        """Run one training to its end, as `Engine.run`.
+        """Run one training to its end, as `Engine.run`: its ServerApp's, not Flower's own.
 
         Raises:
             LaunchError: The SuperLink does not start, or Flower does not accept the run.
         """
         self.wait()
+        if self._command is not None:
+            self._command.wait()  # Ray of the run before is gone
+        returned = self._app.parent / RETURNED
+        returned.unlink(missing_ok=True)
         run_config = self._app.parent / "run-config.toml"
         text = tomli_w.dumps({"hydra-overrides": shlex.join(overrides)})
         with full_disk_named(run_config.parent):
             run_config.write_text(text, encoding="utf-8")
         output = self._app.parent / "flwr-run.log"
         with output.open("wb") as log:
-            process = subprocess.Popen(
+            self._command = process = subprocess.Popen(
                 [
                     str(BIN / "flwr"),
                     "run",
@@ -286,15 +298,12 @@ class LocalSuperLink:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )
-        try:
-            while process.poll() is None:
-                on_progress()
-                time.sleep(0.2)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+        while process.poll() is None and not returned.exists():
+            on_progress()
+            time.sleep(0.2)
         on_progress()
+        if returned.exists():
+            return RunStatus(status="finished:completed", details="")
         log_text = output.read_text(encoding="utf-8", errors="replace")
         started = re.search(r"Successfully started run (\d+)", log_text)
         if started is None:
@@ -330,6 +339,9 @@ class LocalSuperLink:
         raise LaunchError(f"Flower's SuperLink did not start:\n{log_text.strip()}")
 
     def _stop(self) -> None:
+        if self._command is not None and self._command.poll() is None:
+            self._command.terminate()
+            self._command.wait()
         stop_with_descendants(self._process)
         if self._process.stdin is not None:
             self._process.stdin.close()

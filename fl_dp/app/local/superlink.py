@@ -43,6 +43,9 @@ FOR_NODES = "/v1/fleet/"
 FOLDER_VARIABLE = "FL_DP_TEMPORARY_FOLDER"
 """Environment variable with the folder to delete when the starting process is gone."""
 
+RETURNED = "server-app-returned"
+"""Empty file in that folder: the run's ServerApp has returned (`run_end.py`)."""
+
 _NODES_HAVE_KEYS = "--enable-supernode-auth"
 _CONNECTIONS = Path("/proc/net/tcp")
 _STDIN = 0
