@@ -124,12 +124,17 @@ class UnfitModel(ValueError):
 
 
 def require_memory(model: ArrayRecord) -> None:
-    """Check that the server's memory suffices for a round.
+    """Check that there is something to train, and memory for it at the server.
 
     Raises:
         UnfitModel: If not: the process would end in the middle of a round.
     """
-    needed, free = _BYTES_A_PARAMETER * VectorLayout.of(model).size, free_memory()
+    size = VectorLayout.of(model).size
+    if not size:
+        raise UnfitModel(
+            "the model's floating-point arrays are all empty: there is no number to train"
+        )
+    needed, free = _BYTES_A_PARAMETER * size, free_memory()
     if free is not None and needed > free:
         raise UnfitModel(
             f"a round of this model takes {needed / 2**30:.3g} GiB at the server, and "

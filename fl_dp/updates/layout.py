@@ -102,8 +102,8 @@ class VectorLayout:
                     f"trained: '{pattern}' matches none of the model's floating-point arrays: "
                     f"{', '.join(floating)}"
                 )
-        if not stop:
-            raise ValueError("the model has no floating-point number to train")
+        if not released:
+            raise ValueError("the model has no floating-point array to train")
         return cls(released=tuple(released), server_only=frozenset(server_only))
 
     @property

@@ -223,3 +223,13 @@ def test_an_app_that_trains_something_else_is_refused_uncharged(
         started(tmp_path, trained)
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_spent == 0
+
+
+def test_a_model_of_empty_arrays_alone_ends_in_a_line(tmp_path: Path) -> None:
+    plan = PLANS["central"]().calibrated()
+    empty = ArrayRecord({"w": Array(np.zeros((0, 3)))})
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(ValueError, match="are all empty"):
+            strategy.start(LocalGrid(lambda message, node: None, NODES), empty)
+        assert ledger.rounds_spent == 0
