@@ -218,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "PyTorch sees no CUDA GPU here, so there is nothing to measure: run this where there "
             "is one, or write --device cpu to try the script at small sizes"
         )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that its section ends, too
     rows = Rows(options.out)
     rows.add({"section": "machine", **description(options.device)})
     for section in SECTIONS:
