@@ -261,7 +261,8 @@ def cifar_task(bench: Bench, folder: str) -> dict[str, Any]:
 
 def pace(measured: Mapping[str, float]) -> Row:
     """What a row says of a training's rounds."""
-    row = {key: measured[key] for key in ("rounds", "seconds_per_round", "clients_per_s")}
+    keys = ("rounds", "seconds_per_round", "clients_per_s", "bytes")
+    row = {key: measured[key] for key in keys if key in measured}
     minutes = pfl_cifar10.PUBLISHED_ROUNDS * measured["seconds_per_round"] / 60
     return {**row, "minutes_of_1500_rounds": minutes}
 

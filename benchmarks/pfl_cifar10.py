@@ -254,7 +254,6 @@ def train_with_ours(task: dict[str, Any], pace: Pace) -> float:
     from flwr.app import Array, ArrayRecord, Context
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
-    from flwr.simulation import run_simulation
 
     from fl_dp import PrivacyLedger
     from fl_dp.accounting import PoissonSampling
@@ -300,6 +299,8 @@ def train_with_ours(task: dict[str, Any], pace: Pace) -> float:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     text, nodes = json.dumps(task), task["clients"] // units_per_node(task)
     if task.get("engine") == "flower":
+        from flwr.simulation import run_simulation
+
         # A worker makes the app itself: pickled, it would come with each message.
         copyreg.pickle(ClientApp, lambda _: (app_of, (text,)))
         gpus = 1.0 if torch.cuda.is_available() else 0.0
@@ -355,7 +356,10 @@ def done(task: dict[str, Any]) -> dict[str, float]:
     begun = time.perf_counter()
     accuracy = FRAMEWORKS[task["framework"]](task, pace)
     seconds = time.perf_counter() - begun
-    return {"accuracy": accuracy, "seconds": seconds, **pace.measured(task["cohort"])}
+    memory = {}
+    if torch.cuda.is_available():
+        memory = {"bytes": torch.cuda.max_memory_allocated()}  # of this process
+    return {"accuracy": accuracy, "seconds": seconds, **memory, **pace.measured(task["cohort"])}
 
 
 def run(framework: str, task: dict[str, Any]) -> dict[str, float]:

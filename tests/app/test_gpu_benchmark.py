@@ -145,6 +145,8 @@ def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]
     rows = [{"section": "units", **row} for row in (theirs, small)]
     assert gpu.objections(rows) == []
     assert gpu.objections([rows[1] | {"apart": 0.02, "largest_difference": 2e-4}]) == []
+    [sentence] = gpu.objections([rows[0] | {"at_once": 1, "ours_bytes": 9}])
+    assert "they were trained one by one" in sentence
     [sentence] = gpu.objections([rows[1] | {"apart": 0.03, "largest_difference": 2e-4}])
     assert "3.0 % of the units differ from the CPU's, one by 0.0002" in sentence
 
@@ -234,7 +236,9 @@ runpy.run_path(script, run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["CIFAR-10, fl-dp", "DP-SGD, small CNN"])
+@pytest.mark.parametrize(
+    "section", ["CIFAR-10, fl-dp", "CIFAR-10, fl-dp, Ray", "DP-SGD, small CNN"]
+)
 def test_its_packages_suffice(section: str, tmp_path: Path) -> None:
     benchmarks, rows = ROOT / "benchmarks", tmp_path / "rows.jsonl"
     given = [benchmarks / "gpu_requirements.txt", benchmarks / "gpu_cases.py", section, rows]
