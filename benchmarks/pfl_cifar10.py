@@ -304,7 +304,10 @@ def train_with_ours(task: dict[str, Any], pace: Pace) -> float:
         # A worker makes the app itself: pickled, it would come with each message.
         copyreg.pickle(ClientApp, lambda _: (app_of, (text,)))
         gpus = 1.0 if torch.cuda.is_available() else 0.0
-        config: Any = {"client_resources": {"num_cpus": 1, "num_gpus": gpus}}
+        config: Any = {
+            "client_resources": {"num_cpus": 1, "num_gpus": gpus},
+            "init_args": {"num_cpus": 1},
+        }
         run_simulation(server, app_of(text), nodes, backend_config=config)
     else:
         simulate(server, app_of(text), num_nodes=nodes)

@@ -37,6 +37,7 @@ from fl_dp.protocol.keys import (
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Count, Frequencies, Mean
 from fl_dp.tasks.training import evaluate
+from fl_dp.updates import clipped_sum
 
 CLIENTS = 10
 METRICS = (
@@ -191,6 +192,24 @@ def test_a_node_of_several_units_trains_them_together(
     asked = instruction(bundle=bundle(*METRICS), max_units=4, units=(0, 1, 2, 3))
     arrays, _ = train(1, asked, units_per_node=4)
     assert all(values.any() for values in arrays.values())
+
+
+def test_rows_trained_together_are_summed_where_they_are(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = instruction(bundle=bundle(*METRICS), max_units=4, units=(0, 1, 2, 3))
+    on_the_host, _ = train(1, asked, units_per_node=4)
+    left: list[int] = []
+
+    def stays(rows: Any) -> bool:
+        left.append(len(rows))
+        return True
+
+    monkeypatch.setattr(clipped_sum, "_stays_there", stays)
+    arrays, _ = train(1, asked, units_per_node=4)
+    assert sum(left) == 4
+    for name in MODEL:  # a device adds up squares in another order
+        np.testing.assert_allclose(arrays[name], on_the_host[name], rtol=0, atol=4)
 
 
 def test_the_last_node_hosts_what_is_left_of_the_roster(train: Callable[..., Any]) -> None:
