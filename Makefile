@@ -35,7 +35,7 @@ BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
 BENCH_secagg_scale := --json --set-up
-BENCH_startup := --json
+BENCH_startup :=
 BENCH_tuning := --json
 BENCH_stock_flower :=
 # `make experiments`: files of conf/experiment/ that are sweeps, in the order of docs/experiments.md.
