@@ -298,9 +298,13 @@ class LocalSuperLink:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )
-        while process.poll() is None and not returned.exists():
-            on_progress()
-            time.sleep(0.2)
+        try:
+            while process.poll() is None and not returned.exists():
+                on_progress()
+                time.sleep(0.2)
+        except BaseException:
+            process.terminate()
+            raise
         on_progress()
         if returned.exists():
             return RunStatus(status="finished:completed", details="")

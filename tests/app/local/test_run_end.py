@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -114,6 +115,20 @@ def test_the_next_run_waits_for_flower_s_end_of_the_one_before_and_ends_by_itsel
     assert link.run(Settings(), [], lambda: None).succeeded
     assert link.run(Settings(), [], lambda: None) == failed  # not the first one's end
     assert (tmp_path / "gone").exists()
+
+
+@pytest.mark.timeout(120)
+def test_what_its_starter_raises_ends_flower_s_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    link = engine_of(monkeypatch, tmp_path, "import signal; signal.pause()")
+    with pytest.raises(KeyboardInterrupt):
+        link.run(Settings(), [], stop)
+    assert link._command is not None
+    assert link._command.wait() == -signal.SIGTERM
 
 
 def test_ray_starts_no_workers_that_flower_can_t_use(
