@@ -127,7 +127,7 @@ def test_without_the_peer_a_row_says_so(
     assert row["skipped"] == "the package pfl is not installed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_command_is_rehearsed_through_ray_too(tmp_path: Path) -> None:
     command = [ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--out", tmp_path]
     subprocess.run([sys.executable, *map(str, command)], check=True, cwd=ROOT)
@@ -237,7 +237,12 @@ runpy.run_path(script, run_name="__main__")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "section", ["CIFAR-10, fl-dp", "CIFAR-10, fl-dp, Ray", "DP-SGD, small CNN"]
+    "section",
+    [
+        "CIFAR-10, fl-dp",
+        "DP-SGD, small CNN",
+        pytest.param("CIFAR-10, fl-dp, Ray", marks=pytest.mark.nightly),
+    ],
 )
 def test_its_packages_suffice(section: str, tmp_path: Path) -> None:
     benchmarks, rows = ROOT / "benchmarks", tmp_path / "rows.jsonl"
