@@ -30,7 +30,8 @@ def joined() -> str | None:
     """The address that a Ray which starts now would join."""
     from ray._private.services import get_ray_address_from_environment
 
-    address: str | None = get_ray_address_from_environment(None, None)
+    asked: Any = None  # as Ray's own callers do, against its annotation
+    address: str | None = get_ray_address_from_environment(asked, None)
     return address
 
 

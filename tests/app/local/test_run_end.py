@@ -68,7 +68,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *scripts: str) ->
     def started(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return popen([sys.executable, "-c", next(waiting), str(tmp_path)], **options)
 
-    monkeypatch.setattr(launch.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     return link
 
 
@@ -140,7 +140,7 @@ def test_ray_starts_no_workers_that_flower_can_t_use(
         environments.append(env)
         raise ProcessLookupError("stop")
 
-    monkeypatch.setattr(launch.subprocess, "Popen", not_started)
+    monkeypatch.setattr(subprocess, "Popen", not_started)
     with pytest.raises(ProcessLookupError), LocalSuperLink():
         pass
     assert environments[0]["RAY_prestart_worker_first_driver"] == "0"
