@@ -98,19 +98,21 @@ class AuditedRecords:
 
 
 class _Watched(SGD):
-    """The optimizer; records what each step releases of some weights."""
+    """The optimizer; records what each step releases of some weights.
 
-    def __init__(
-        self, parameters: Any, *, columns: NDArray[np.int64], releases: list[Tensor]
-    ) -> None:
+    Attributes:
+        releases: One for each step, flat.
+    """
+
+    def __init__(self, parameters: Any, *, columns: NDArray[np.int64]) -> None:
         super().__init__(parameters, lr=_LEARNING_RATE)
         self._columns = torch.from_numpy(columns)
-        self._releases = releases
+        self.releases: list[Tensor] = []
 
     def step(self, closure: Any = None) -> Any:
         """Record the gradient, then step."""
         [weights] = self.param_groups[0]["params"]
-        self._releases.append(weights.grad[:, self._columns].reshape(-1).clone())
+        self.releases.append(weights.grad[:, self._columns].reshape(-1).clone())
         return super().step(closure)
 
 
@@ -136,13 +138,17 @@ def audit_records(
     # Public, and the same whatever the coins say.
     expected = plan.sampling_rate * (len(own) + records.canaries / 2.0)
     # No record touches the weights of canaries that are left out: each step shows noise alone.
+    made: list[_Watched] = []
     releases: list[Tensor] = []
-    dp_sgd = DPSGD(
-        optimizer=partial(_Watched, columns=width + np.flatnonzero(~included), releases=releases),
-        expected_batch_size=max(1.0, expected),
-    )
+
+    def watched(parameters: Any) -> _Watched:
+        made.append(_Watched(parameters, columns=width + np.flatnonzero(~included)))
+        return made[-1]
+
+    dp_sgd = DPSGD(optimizer=watched, expected_batch_size=max(1.0, expected))
     for _ in range(plan.participations):
         train(model, loader, plan=plan, how=dp_sgd)
+        releases += made[-1].releases  # the last that is made trains; one before it is tried out
         on_participation()
     weights = model.weight.detach().double().numpy()[:, width:]
     # At the first model a canary's gradient points from its label to all others alike.

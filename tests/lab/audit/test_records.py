@@ -9,11 +9,12 @@ import pytest
 import torch
 from wrong_systems import Draws, one_draw_for_both_halves
 
+from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.clients import dp_sgd
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE
 from fl_dp.lab.games.canary_records import AuditedRecords, audit_records
-from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
 # So much noise that a leak stands out: epsilon 0.27.
@@ -73,11 +74,11 @@ def the_same_in_each_step(law: Any, size: int, rng: SecureRandom) -> Any:
 def test_noise_that_steps_or_coordinates_share_is_seen_in_the_steps_alone(
     draw: Draws, row: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Wrong(GaussianMechanism):
-        def noise(self, size: int, rng: SecureRandom) -> Any:
-            return draw(self.law, size, rng)
+    class Wrong(NoiseSource):
+        def integers(self, law: Any, size: int, rng: SecureRandom) -> Any:
+            return torch.from_numpy(draw(law, size, rng))
 
-    monkeypatch.setattr(dp_sgd, "GaussianMechanism", Wrong)
+    monkeypatch.setattr(dp_sgd, "NoiseSource", Wrong)
     plan = RecordPlan.from_noise_multiplier(
         20.0, delta=1e-5, sampling_rate=0.1, steps=25, participations=2, clipping_norm=1.0
     )
