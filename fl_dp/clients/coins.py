@@ -21,6 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fl_dp.protocol.keys import COINS_SEED_KEY
 from fl_dp.user_code import SeededWords, own_chance
 
+from .deadline import has_process_of_its_own
 from .node_config import PARTITION_ID_KEY
 
 _ROUND_KEY = "server-round"  # as Flower's strategies name it
@@ -52,7 +53,10 @@ def coins_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     config: dict[str, Any] = {}
     for record in message.content.config_records.values() if message.has_content() else ():
         config |= record
-    with own_chance(coins_of(context, config)):
+    coins = coins_of(context, config)
+    if coins is None and has_process_of_its_own():
+        return call_next(message, context)  # nobody shares it, and seeding torch would import it
+    with own_chance(coins):
         before = _under_way.set(message)
         try:
             return call_next(message, context)

@@ -41,13 +41,14 @@ def deadline_mod(message: Message, context: Context, call_next: ClientAppCallabl
 
     Elsewhere, as in Flower's simulation, it does nothing: an ended worker is not replaced there.
     """
-    if not _has_process_of_its_own():
+    if not has_process_of_its_own():
         return call_next(message, context)
     with _watched(min(message.metadata.ttl, _LONGEST)):
         return call_next(message, context)
 
 
-def _has_process_of_its_own() -> bool:
+def has_process_of_its_own() -> bool:
+    """Whether this process is one that a SuperNode started for one message."""
     # Not "no simulation": a process of unknown origin must not be ended.
     return Path(sys.argv[0]).stem == _PROCESS_OF_ONE_MESSAGE
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,24 @@ def test_one_client_moves_the_sum_by_one_norm(
     moved = moved_by_leaving_out(dropout, fixed_coins)
     assert moved <= 1.0 + 1e-5
     assert not math.isclose(moved, 0.0)
+
+
+def test_a_process_of_one_message_shares_its_generators_with_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a SuperNode starts: there seeding would import torch for a client without it."""
+    blocks = []
+
+    @contextmanager
+    def counted(source: object = None) -> Iterator[None]:
+        blocks.append(source)
+        yield
+
+    monkeypatch.setattr("fl_dp.clients.coins.own_chance", counted)
+    played_by_flower(app_of_clients, None, None, 1)
+    assert len(blocks) == 3
+    monkeypatch.setattr("sys.argv", ["/usr/bin/flwr-clientapp"])
+    played_by_flower(app_of_clients, None, None, 1)
+    assert len(blocks) == 3
+    played_by_flower(app_of_clients, None, SEED, 1)
+    assert len(blocks) == 6
