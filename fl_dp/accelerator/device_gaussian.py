@@ -75,11 +75,11 @@ class DeviceGaussian:
         words = key_stream(start, number + 2 * room)
         value, accepted, opened = self.propose(words[:number], words[number:].view(2, room))
         # The first accepted ones, in the order of proposals: places say nothing of values.
-        place = accepted.cumsum(0)
-        whole = (place[-1] >= count) & (opened <= room)
-        place = torch.where(accepted & (place <= count), place - 1, count)
+        target = accepted.cumsum(0)
+        whole = (target[-1] >= count) & (opened <= room)
+        target = torch.where(accepted & (target <= count), target - 1, count)
         noise = torch.zeros(count + 1, dtype=torch.int64, device=self._device)
-        noise.scatter_(0, place, value)  # the last place takes all others
+        noise.scatter_(0, target, value)  # the last number takes all others
         for secret in (words, value, noise[count:]):
             secret.zero_()
         return noise[:count], whole
@@ -103,11 +103,11 @@ class DeviceGaussian:
         torch.add(self._slot_low[slot], words & self._offset, out=value[:count])
         is_open = (words & self._coin) >= self._sure_below[slot]
         # The open ones' numbers, in `room` places; `count` where there is none.
-        place = is_open.cumsum(0)
-        opened = place[-1]
-        place = torch.where(is_open & (place <= room), place - 1, room)
+        target = is_open.cumsum(0)
+        opened = target[-1]
+        target = torch.where(is_open & (target <= room), target - 1, room)
         numbers = torch.full((room + 1,), count, device=self._device)
-        numbers.scatter_(0, place, torch.arange(count, device=self._device))
+        numbers.scatter_(0, target, torch.arange(count, device=self._device))
         exists = torch.arange(room, device=self._device) < opened
         numbers = torch.where(exists, numbers[:room], count)
         word = words[numbers.clamp(max=count - 1)]
