@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.clients import DPSGD, OpacusClient, RecordWise
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.model_arrays import get_arrays

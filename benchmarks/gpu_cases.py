@@ -43,7 +43,7 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise
 from fl_dp.clients.cohort import UnitData, train_alone, train_units
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.discrete_gaussian import discrete_gaussian
 from fl_dp.plan import RecordPlan

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import PrivacyBudget, calibrate_noise_multiplier
 from fl_dp.clients import DPSGD
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import load_dataset

@@ -227,7 +227,7 @@ def units_per_node(task: dict[str, Any]) -> int:
 def app_of(text: str) -> ClientApp:
     """The nodes' app for a task in JSON."""
     from fl_dp.clients import TorchUnits, numpy_client_app
-    from fl_dp.clients.node_config import PARTITION_ID_KEY
+    from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
     from fl_dp.tasks.device import training_device
 
     task = json.loads(text)

@@ -19,7 +19,7 @@ from fl_dp.app.schema import groups
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS
 from fl_dp.app.settings.promises import PROMISES
-from fl_dp.clients.node_config import POLICY_KEYS
+from fl_dp.clients.owner.node_config import POLICY_KEYS
 from fl_dp.gate.policy import GATE_KEYS
 
 _HERE = Path(__file__).resolve().parent

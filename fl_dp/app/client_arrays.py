@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fl_dp.clients.index_ranges import require_labels
-from fl_dp.clients.own_copies import own_copy_of
-from fl_dp.clients.plain_items import has_columns, with_tensors
-from fl_dp.clients.record_batches import TARGET_KEYS
-from fl_dp.clients.record_source import Rows, require_rows
+from fl_dp.clients.per_record.index_ranges import require_labels
+from fl_dp.clients.per_record.own_copies import own_copy_of
+from fl_dp.clients.per_record.plain_items import has_columns, with_tensors
+from fl_dp.clients.per_record.record_batches import TARGET_KEYS
+from fl_dp.clients.per_record.record_source import Rows, require_rows
 from fl_dp.tasks.datasets.partitions import partition as partition_of
 
 from .shared_memory import require_apart

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_dp.clients.node_config import NodeConfig
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.device import training_device

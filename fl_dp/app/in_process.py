@@ -14,7 +14,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from fl_dp import clock
 from fl_dp.clients.coins import coins_mod
-from fl_dp.clients.node_config import PARTITION_ID_KEY
+from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.protocol.failures import Failure, reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run, give_id
 from fl_dp.protocol.own_grid import OwnGrid

@@ -28,7 +28,7 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import UnitData, train_alone
-from fl_dp.clients.own_copies import own_copy_of
+from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
 from fl_dp.option_errors import require_positive

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise
-from fl_dp.clients.fingerprint import fingerprint, fingerprint_of_files
-from fl_dp.clients.node_privacy import in_simulation
+from fl_dp.clients.owner.node_privacy import in_simulation
+from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.codec import decode_text
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY

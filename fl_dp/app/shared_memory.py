@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_dp.clients.record_source import innermost, origins_of
+from fl_dp.clients.per_record.record_source import innermost, origins_of
 
 _MOST_WORK = 1_000_000  # of comparing two strided views; beyond it they count as shared
 

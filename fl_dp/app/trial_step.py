@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fl_dp.clients.own_copies import own_copy_of
+from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.model_arrays import trained_names
 from fl_dp.user_code import own_chance
 

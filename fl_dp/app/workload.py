@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fl_dp.clients.node_config import NodeConfig
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,

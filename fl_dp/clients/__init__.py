@@ -12,21 +12,22 @@ from .any_framework import RecordsInBatches
 from .client_noise import noised_client_app
 from .coins import coins_mod
 from .compression import compression_mod
-from .deadline import deadline_mod
-from .node_config import NodeConfig, NodeConfigError
-from .node_policy import PolicyRefusal
 from .numpy_client_app import numpy_client_app
+from .owner.deadline import deadline_mod
+from .owner.node_config import NodeConfig, NodeConfigError
+from .owner.node_policy import PolicyRefusal
 from .personal_part import PersonalClient
 from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
-    from .dp_sgd import DPSGD
-    from .fit_for_dp_sgd import exchanged_arrays, private_module, trained_names
+    from .model_exchange import exchanged_arrays, trained_names
     from .node_records import NodeRecords
     from .opacus_client import OpacusClient
-    from .record_batches import FixedLengthPadding, RecordWise
-    from .record_loss import LossInOutputs, WithFullMask
+    from .per_record.dp_sgd import DPSGD
+    from .per_record.fit_for_dp_sgd import private_module
+    from .per_record.record_batches import FixedLengthPadding, RecordWise
+    from .per_record.record_loss import LossInOutputs, WithFullMask
     from .torch_units import TorchUnits
     from .training_check import check_training
 else:
@@ -34,16 +35,16 @@ else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "DPSGD": "dp_sgd",
-            "exchanged_arrays": "fit_for_dp_sgd",
-            "private_module": "fit_for_dp_sgd",
-            "trained_names": "fit_for_dp_sgd",
+            "DPSGD": "per_record.dp_sgd",
+            "exchanged_arrays": "model_exchange",
+            "private_module": "per_record.fit_for_dp_sgd",
+            "trained_names": "model_exchange",
             "NodeRecords": "node_records",
             "OpacusClient": "opacus_client",
-            "FixedLengthPadding": "record_batches",
-            "RecordWise": "record_batches",
-            "LossInOutputs": "record_loss",
-            "WithFullMask": "record_loss",
+            "FixedLengthPadding": "per_record.record_batches",
+            "RecordWise": "per_record.record_batches",
+            "LossInOutputs": "per_record.record_loss",
+            "WithFullMask": "per_record.record_loss",
             "TorchUnits": "torch_units",
             "check_training": "training_check",
         },

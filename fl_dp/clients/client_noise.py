@@ -25,7 +25,7 @@ from fl_dp.user_code import Contained
 from .coins import coins_mod
 from .compression import compression_mod
 from .identity import identity_handler
-from .node_privacy import NodePrivacy
+from .owner.node_privacy import NodePrivacy
 from .records import instruction_of, only_record
 from .simulated_failures import failures_mod, note_failure, unless_simulated
 

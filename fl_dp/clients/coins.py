@@ -21,8 +21,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from fl_dp.protocol.keys import COINS_SEED_KEY
 from fl_dp.user_code import SeededWords, own_chance
 
-from .deadline import has_process_of_its_own
-from .node_config import PARTITION_ID_KEY
+from .owner.deadline import has_process_of_its_own
+from .owner.node_config import PARTITION_ID_KEY
 
 _ROUND_KEY = "server-round"  # as Flower's strategies name it
 _under_way: ContextVar[Message | None] = ContextVar("_under_way", default=None)

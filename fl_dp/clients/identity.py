@@ -26,9 +26,9 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, ROUNDS_KEY, WIRE, WIRE_KEY
 from fl_dp.user_code import Contained
 
-from .node_config import NodeConfig
-from .node_policy import refusal_of_training
-from .node_privacy import NodePrivacy, in_simulation
+from .owner.node_config import NodeConfig
+from .owner.node_policy import refusal_of_training
+from .owner.node_privacy import NodePrivacy, in_simulation
 from .records import Config, config_of
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import sent_names, set_arrays
 
-from .dp_sgd import DPSGD
-from .fit_for_dp_sgd import (
+from .per_record.dp_sgd import DPSGD
+from .per_record.fit_for_dp_sgd import (
     require_trainable_privately,
 )
-from .module_template import ModuleTemplate
-from .record_source import RecordSource, Source
+from .per_record.module_template import ModuleTemplate
+from .per_record.record_source import RecordSource, Source
 from .records import Config
 
 

@@ -38,9 +38,9 @@ from fl_dp.user_code import Contained
 
 from .client_noise import with_noise
 from .coins import coins_mod
-from .deadline import deadline_mod
 from .identity import ArraysFn, identity_handler
-from .node_policy import node_policy_mod
+from .owner.deadline import deadline_mod
+from .owner.node_policy import node_policy_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, metrics_in, only_record

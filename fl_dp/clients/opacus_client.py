@@ -35,15 +35,15 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import brief_epsilon
 from fl_dp.user_code import Contained
 
-from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
-from .fit_for_dp_sgd import (
+from .model_exchange import trained_arrays
+from .owner.node_privacy import NodePrivacy, in_simulation
+from .per_record.dp_sgd import DPSGD, PrivateSteps, train_on_noise
+from .per_record.fit_for_dp_sgd import (
     require_trainable_privately,
-    trained_arrays,
     trained_parameters,
 )
-from .node_privacy import NodePrivacy, in_simulation
-from .record_source import Source, record_source_fn
-from .record_workers import require_workers
+from .per_record.record_source import Source, record_source_fn
+from .per_record.record_workers import require_workers
 from .unfinished_participation import RunIsOver, UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from fl_dp.updates import SharedPart
 from fl_dp.updates.shared_part import in_order
 
-from .node_config import NodeConfig
+from .owner.node_config import NodeConfig
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

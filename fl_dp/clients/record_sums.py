@@ -28,8 +28,8 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC
 from fl_dp.user_code import own_chance
 
+from .owner.slots import present_slots
 from .records import Config
-from .slots import present_slots
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

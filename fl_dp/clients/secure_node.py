@@ -39,9 +39,9 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import MOST_ENTRIES
 
-from .mod_host import present_host
-from .node_config import NodeConfig
-from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
+from .owner.mod_host import present_host
+from .owner.node_config import NodeConfig
+from .owner.node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

@@ -46,14 +46,14 @@ from fl_dp.secagg import Refused, SecureNode, SumTerms
 from fl_dp.secagg.terms import require_time, work_ends
 from fl_dp.user_code import Contained
 
-from .cut_off import Apart
-from .mod_host import present_host
-from .node_config import NodeConfig
-from .node_privacy import NodePrivacy, in_simulation
+from .owner.cut_off import Apart
+from .owner.mod_host import present_host
+from .owner.node_config import NodeConfig
+from .owner.node_privacy import NodePrivacy, in_simulation
+from .owner.slots import Slots, working_in
 from .records import config_of, instruction_of
 from .secure_node import at_work, keys_folder, secure_node
 from .simulated_failures import note_failure
-from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")

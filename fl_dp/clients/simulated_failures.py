@@ -14,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.failures import Failure
 
-from .node_privacy import in_simulation
+from .owner.node_privacy import in_simulation
 
 _noted: list[Failure] | None = None  # of the message that is answered now: one at a time
 

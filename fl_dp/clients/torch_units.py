@@ -34,7 +34,7 @@ from .cohort import LocalTraining, UnitData, train_alone, train_units
 from .cohort.optimizers import OptimizerFn
 from .cohort.training import LossFn
 from .coins import coins_of
-from .own_copies import own_copy_of
+from .per_record.own_copies import own_copy_of
 from .records import Config
 from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits

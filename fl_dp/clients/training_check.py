@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from fl_dp.user_code import own_chance
 
-from .clipped_gradients import moved, rows_of
-from .dp_sgd import DPSGD
-from .fit_for_dp_sgd import require_trainable_privately
-from .made_up_records import WithoutChance, gradients_of
-from .module_template import ModuleTemplate
-from .record_batches import Batch, BatchForm, RecordBatches
-from .record_loss import LossOfEach, MixesRecords
-from .record_source import RecordSource, Source
-from .single_records import SingleRecords
+from .per_record.clipped_gradients import moved, rows_of
+from .per_record.dp_sgd import DPSGD
+from .per_record.fit_for_dp_sgd import require_trainable_privately
+from .per_record.made_up_records import WithoutChance, gradients_of
+from .per_record.module_template import ModuleTemplate
+from .per_record.record_batches import Batch, BatchForm, RecordBatches
+from .per_record.record_loss import LossOfEach, MixesRecords
+from .per_record.record_source import RecordSource, Source
+from .per_record.single_records import SingleRecords
 
 _TOLERANCE = 1e-3
 """Relative; float32 gradients of one batch and of its records differ by about 1e-6."""

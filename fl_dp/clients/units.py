@@ -33,10 +33,10 @@ from fl_dp.updates.clipped_sum import Norms, Rows, read_norms
 from fl_dp.user_code import Contained, own_chance
 
 from .coins import coins_of
-from .cut_off import Apart
+from .owner.cut_off import Apart
+from .owner.slots import Slots, present_slots
 from .records import Config
 from .simulated_failures import note_failure, unless_simulated
-from .slots import Slots, present_slots
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")

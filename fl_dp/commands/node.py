@@ -33,7 +33,7 @@ def check(
     keep the node from doing what its owner wants is an error with status 1.
     """
     with exit_on_errors():
-        from fl_dp.clients.policy_description import describe_policy
+        from fl_dp.clients.owner.policy_description import describe_policy
 
         from .shown_uses import gate_at, keys_of_others, owner_at
         from .words_of_budget import words_of_budget

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import RenderableType
 
-from fl_dp.clients.node_config import (
+from fl_dp.clients.owner.node_config import (
     PARTITION_ID_KEY,
     POLICY_KEYS,
     POLICY_PATH_KEY,

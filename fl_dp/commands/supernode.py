@@ -214,7 +214,7 @@ def _require_own_packages(options: list[str], policy: Path) -> None:
 
 def _require_no_policy(options: list[str]) -> None:
     """Refuse keys of a policy in `--node-config`, which every app can read."""
-    from fl_dp.clients.node_config import PREFIX, means_ours
+    from fl_dp.clients.owner.node_config import PREFIX, means_ours
     from fl_dp.gate.policy import KEYS_OF_DATA
 
     from .shown_uses import parsed_node_config

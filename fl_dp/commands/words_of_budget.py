@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.clients.node_config import NodeConfig
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.promise import brief_epsilon, rounded_up

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_dp.app.data_schema import pinned_format
-from fl_dp.clients.node_config import NodeConfig
-from fl_dp.clients.policy_description import PolicyDescription
+from fl_dp.clients.owner.node_config import NodeConfig
+from fl_dp.clients.owner.policy_description import PolicyDescription
 from fl_dp.tasks.datasets import DataFormat, load_dataset
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Error, Message
 
-from fl_dp.clients.running_app import RunningApp
+from fl_dp.clients.owner.running_app import RunningApp
 from fl_dp.protocol.flower_compat import ErrorCode, bundle_name_and_version
 from fl_dp.user_code import Contained
 

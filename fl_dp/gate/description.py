@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
-from fl_dp.clients.node_config import NodeConfig
-from fl_dp.clients.policy_description import PolicyDescription, describe_limits
+from fl_dp.clients.owner.node_config import NodeConfig
+from fl_dp.clients.owner.policy_description import PolicyDescription, describe_limits
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, Tally
 from fl_dp.plan import RecordPlan

@@ -17,12 +17,12 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.clients.identity import identity_handler
-from fl_dp.clients.mod_host import ModHost, hosted_by
-from fl_dp.clients.node_config import NodeConfigError
-from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.numpy_client_app import guarded
+from fl_dp.clients.owner.mod_host import ModHost, hosted_by
+from fl_dp.clients.owner.node_config import NodeConfigError
+from fl_dp.clients.owner.node_policy import PolicyRefusal, node_policy_mod
+from fl_dp.clients.owner.running_app import RunningApp
 from fl_dp.clients.records import config_of
-from fl_dp.clients.running_app import RunningApp
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.protocol.gate_marks import mark

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.clients.running_app import RunningApp
+from fl_dp.clients.owner.running_app import RunningApp
 
 
 @dataclass(frozen=True, kw_only=True)

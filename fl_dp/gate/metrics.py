@@ -13,7 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise
-from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.clients.records import number_in, only_record
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, ScalarMetric, SecureRandom
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC, METRICS_KEY, STATISTIC_QUERY_KEY

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.documents import real_number
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.keys import METRICS_KEY

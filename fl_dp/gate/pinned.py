@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.clients.records import Config, config_of, only_record
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.plan import RecordPlan

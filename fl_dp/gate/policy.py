@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.clients.node_config import (
+from fl_dp.clients.owner.node_config import (
     POLICY_KEYS,
     POLICY_PATH_KEY,
     PREFIX,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_dp.clients.node_config import NodeConfigError
+from fl_dp.clients.owner.node_config import NodeConfigError
 
 from .connection import GatedConnection
 from .description import describe_gate

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
 from fl_dp.clients.compression import compression_mod
-from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
-from fl_dp.clients.node_privacy import NodePrivacy
+from fl_dp.clients.owner.node_policy import PolicyRefusal, node_policy_mod
+from fl_dp.clients.owner.node_privacy import NodePrivacy
 from fl_dp.clients.records import Config, config_of, instruction_of, only_record
 from fl_dp.clients.secure_node import secure_node_handlers
 from fl_dp.clients.secure_sum import secure_sum_mod

@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_dp.accelerator import chacha, noise_source
 from fl_dp.accelerator.device_gaussian import DeviceGaussian
 from fl_dp.accelerator.noise_source import NoiseSource
-from fl_dp.clients.dp_sgd import private_sum
+from fl_dp.clients.per_record.dp_sgd import private_sum
 from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism, SecureRandom, WhiteStream
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, discrete_gaussian
 from fl_dp.mechanisms.randomness import CHUNK

@@ -15,8 +15,8 @@ from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.client_app import app
-from fl_dp.clients.node_config import PARTITION_ID_KEY
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.strategies import BufferedSelection, Checkpoint
 

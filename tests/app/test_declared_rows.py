@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, NodeRecords, NodeUnits, OpacusClient, numpy_client_app
-from fl_dp.clients.made_up_records import gradients_of
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
-from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.clients.per_record.made_up_records import gradients_of
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradients
+from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account

@@ -20,7 +20,7 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.settings.features import CheckpointSettings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, parts_of, with_digests
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
 

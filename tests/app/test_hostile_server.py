@@ -40,8 +40,8 @@ from fl_dp.app.settings import SETTINGS_KEY
 from fl_dp.app.settings.features import ScatteringSettings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, model_of, public_form_of
-from fl_dp.clients import round_interval
-from fl_dp.clients.round_interval import Moment
+from fl_dp.clients.owner import round_interval
+from fl_dp.clients.owner.round_interval import Moment
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.model_arrays import get_arrays

@@ -16,7 +16,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of, model_of, with_digests
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.models import build_model

@@ -16,7 +16,7 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.planning import make_plan
 from fl_dp.app.server import train
 from fl_dp.app.settings.options import chosen_by
-from fl_dp.clients.dp_sgd import DPSGD
+from fl_dp.clients.per_record.dp_sgd import DPSGD
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import Clipping
 from fl_dp.option_errors import OptionError

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD
-from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.cohort import UnitData, train_units
-from fl_dp.clients.dp_sgd import private_sum, train_on_noise, train_with_dp_sgd
-from fl_dp.clients.made_up_records import gradients_of
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients
+from fl_dp.clients.per_record.dp_sgd import private_sum, train_on_noise, train_with_dp_sgd
+from fl_dp.clients.per_record.made_up_records import gradients_of
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import RecordPlan

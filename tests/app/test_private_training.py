@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from fl_dp.app import private_training
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder, statement_of_records
-from fl_dp.clients import dp_sgd
+from fl_dp.clients.per_record import dp_sgd
 from fl_dp.plan import RecordPlan
 from fl_dp.statement.promise import RecordStatement
 

@@ -19,7 +19,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.workload import model_of
 from fl_dp.clients import OpacusClient, node_records
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays
 from fl_dp.secagg import SumTerms

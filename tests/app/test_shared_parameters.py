@@ -10,7 +10,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.statement.check import statement_page
 
 SMALL = ["model=mlp", "model.hidden=4", "task.num_clients=2", "rounds=2", "client.epochs=1"]

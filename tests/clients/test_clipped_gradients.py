@@ -15,11 +15,11 @@ import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
-from fl_dp.clients.clipped_gradients import Clip, ClippedGradients, Gradients
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
+from fl_dp.clients.per_record.clipped_gradients import Clip, ClippedGradients, Gradients
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradients
+from fl_dp.clients.per_record.record_loss import LossOfEach
+from fl_dp.clients.per_record.single_records import SingleRecords
 
 pytestmark = [
     pytest.mark.slow,

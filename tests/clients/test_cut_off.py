@@ -16,8 +16,8 @@ import torch
 from owned_clock import OwnedClock
 
 from fl_dp import clock
-from fl_dp.clients.cut_off import Apart
-from fl_dp.clients.deadline import _watched
+from fl_dp.clients.owner.cut_off import Apart
+from fl_dp.clients.owner.deadline import _watched
 
 LONG = 3600.0  # seconds
 
@@ -152,7 +152,7 @@ def test_a_process_without_a_parent_ends_itself() -> None:
     program = """
 import os, re, signal, sys
 from fl_dp import clock
-from fl_dp.clients.cut_off import Apart
+from fl_dp.clients.owner.cut_off import Apart
 def work():
     print(0.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 3601.0, flush=True)
     signal.setitimer(signal.ITIMER_REAL, 0.01)  # sooner than that, for the test's sake

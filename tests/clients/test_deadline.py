@@ -20,7 +20,8 @@ from fl_dp.clients import deadline_mod
 PROCESS = """\
 import ctypes, faulthandler, sys, threading, time
 from types import SimpleNamespace
-from fl_dp.clients import deadline, deadline_mod
+from fl_dp.clients import deadline_mod
+from fl_dp.clients.owner import deadline
 
 deadline._GRACE = 0.2
 sys.argv[0] = "/usr/bin/flwr-clientapp"

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, check_training
-from fl_dp.clients.dp_sgd import PrivateSteps, train_with_dp_sgd
-from fl_dp.clients.record_loss import MixesRecords
+from fl_dp.clients.per_record.dp_sgd import PrivateSteps, train_with_dp_sgd
+from fl_dp.clients.per_record.record_loss import MixesRecords
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 

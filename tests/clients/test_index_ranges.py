@@ -11,17 +11,17 @@ import torch
 from asserting_kernels import CLASSES, TOKENS, Assertion, assert_as_a_gpu_does, reader, texts
 from torch import Tensor, nn
 
-from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
-from fl_dp.clients.index_ranges import (
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, Gradients
+from fl_dp.clients.per_record.index_ranges import (
     require_labels,
     require_targets,
     tables_of,
     tokens_in_range,
 )
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradients
+from fl_dp.clients.per_record.record_loss import LossOfEach
+from fl_dp.clients.per_record.single_records import SingleRecords
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 

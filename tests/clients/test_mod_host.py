@@ -11,8 +11,8 @@ import numpy as np
 from one_node import INSTRUCTION, Federation, code
 
 from fl_dp.clients import numpy_client_app
-from fl_dp.clients.mod_host import ModHost, hosted_by, present_host
-from fl_dp.clients.running_app import RunningApp
+from fl_dp.clients.owner.mod_host import ModHost, hosted_by, present_host
+from fl_dp.clients.owner.running_app import RunningApp
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.secagg import Refused

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl_dp.clients import NodeConfig, NodeConfigError
-from fl_dp.clients.node_config import POLICY_KEYS, PREFIX
+from fl_dp.clients.owner.node_config import POLICY_KEYS, PREFIX
 from fl_dp.gate.policy import GATE_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fl_dp.clients import app_verification, mod_host, node_policy, numpy_client_app
+from fl_dp.clients import numpy_client_app
+from fl_dp.clients.owner import app_verification, mod_host, node_policy
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients.node_privacy import NodePrivacy, in_simulation, simulated_nodes
+from fl_dp.clients.owner.node_privacy import NodePrivacy, in_simulation, simulated_nodes
 from fl_dp.ledger.node import RunLimit
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY

@@ -19,13 +19,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fl_dp.clients.clipped_gradients import ClippedGradients, clipped_sum
-from fl_dp.clients.made_up_records import gradients_of, records_alone
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.noted_gradients import Factors, NotedGradient
-from fl_dp.clients.noted_layers import Linear, Use
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, clipped_sum
+from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.noted_gradients import Factors, NotedGradient
+from fl_dp.clients.per_record.noted_layers import Linear, Use
+from fl_dp.clients.per_record.record_loss import LossOfEach
+from fl_dp.clients.per_record.single_records import SingleRecords
 
 LOSS = LossOfEach(nn.CrossEntropyLoss())
 

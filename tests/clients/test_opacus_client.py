@@ -34,12 +34,11 @@ from fl_dp.clients import (
     numpy_client_app,
     private_module,
 )
-from fl_dp.clients.clipped_gradients import ClippedGradients
-from fl_dp.clients.fit_for_dp_sgd import trained_names
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.model_arrays import get_arrays
+from fl_dp.model_arrays import get_arrays, trained_names
 from fl_dp.plan import RecordPlan
 
 pytestmark = [
@@ -507,7 +506,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_simulated_client_has_a_ledger_of_its_run_and_a_real_one_needs_its_owner_s(
     home: Path, monkeypatch: pytest.MonkeyPatch, simulated: bool
 ) -> None:
-    monkeypatch.setattr("fl_dp.clients.node_privacy.in_simulation", lambda: simulated)
+    monkeypatch.setattr("fl_dp.clients.owner.node_privacy.in_simulation", lambda: simulated)
     context = Context(7, 1, {"partition-id": 3}, RecordDict(), {})
     if not simulated:
         with pytest.raises(ValueError, match=r"--node-config 'dp-ledger-path="):

@@ -16,11 +16,11 @@ import torch
 from moved_sums import CLASSES, VECTORS, T, data, head, largest_move, summed_by
 from torch import Tensor, nn
 
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.own_copies import own_copy_of
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
-from fl_dp.clients.vmap_rules import OwnRule
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.own_copies import own_copy_of
+from fl_dp.clients.per_record.record_loss import LossOfEach
+from fl_dp.clients.per_record.single_records import SingleRecords
+from fl_dp.clients.per_record.vmap_rules import OwnRule
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -89,8 +89,8 @@ def test_state_that_copies_share_is_refused_as_it_would_move_the_sum_far(
     with pytest.raises(ValueError, match=r"does not copy 'kept' \(Kept\), in which records could"):
         move_of(Remembering(Kept()))
     # The power: without the walk several norms.
-    monkeypatch.setattr("fl_dp.clients.module_template.own_copy_of", copy.deepcopy)
-    monkeypatch.setattr("fl_dp.clients.module_template.require_own", lambda *_: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.own_copy_of", copy.deepcopy)
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: None)
     assert move_of(Remembering(Kept())) > 1.2
 
 
@@ -149,8 +149,8 @@ def test_a_weak_reference_leads_to_a_tensor_that_copies_would_share(
     with pytest.raises(ValueError, match=r"does not copy 'reference' \(Tensor\)"):
         move_of(RemembersWeakly())
     # The power: without the walk several norms.
-    monkeypatch.setattr("fl_dp.clients.module_template.own_copy_of", copy.deepcopy)
-    monkeypatch.setattr("fl_dp.clients.module_template.require_own", lambda *_: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.own_copy_of", copy.deepcopy)
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: None)
     assert move_of(RemembersWeakly()) > 1.2
 
 
@@ -359,8 +359,8 @@ def test_records_do_not_meet_in_a_rule_of_vmap(
         way.by_vmap(x, y)
     assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
     # The power: with the rule more than one norm.
-    monkeypatch.setattr("fl_dp.clients.vmap_rules.NoOwnRules.__enter__", lambda _: None)
-    monkeypatch.setattr("fl_dp.clients.vmap_rules.NoOwnRules.__exit__", lambda *_: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.vmap_rules.NoOwnRules.__enter__", lambda _: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.vmap_rules.NoOwnRules.__exit__", lambda *_: None)
     assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) > 1.2
 
 

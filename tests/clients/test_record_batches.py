@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, FixedLengthPadding, RecordWise, check_training
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.clients.record_batches import BatchForm, RecordBatches
-from fl_dp.clients.record_loss import MixesRecords
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.record_batches import BatchForm, RecordBatches
+from fl_dp.clients.per_record.record_loss import MixesRecords
 from fl_dp.plan import RecordPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

@@ -34,8 +34,8 @@ from torch.utils.data import (
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise, check_training
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.clients.record_source import RecordSource
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.record_source import RecordSource
 from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.clients.round_interval import Moment, RoundInterval
+from fl_dp.clients.owner.round_interval import Moment, RoundInterval
 
 START = Moment(wall=1_000_000.0, since_boot=50.0, boot="first")
 

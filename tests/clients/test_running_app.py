@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.common.config import get_project_dir
 
-from fl_dp.clients.running_app import AppRule, RunningApp, rules_in, running_app
+from fl_dp.clients.owner.running_app import AppRule, RunningApp, rules_in, running_app
 
 APP = RunningApp(name="hospital/heart", version="1.4.0", fab_hash="3f2a9c01")
 PROJECT = '[project]\nname = "heart"\nversion = "1.4.0"\n[tool.flwr.app]\npublisher = "hospital"\n'

@@ -52,15 +52,15 @@ from fl_dp.clients import (
     exchanged_arrays,
     private_module,
 )
-from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients, clipped_sum
-from fl_dp.clients.coins_of_records import SharedCoins
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.clients.fit_for_dp_sgd import require_trainable_privately
-from fl_dp.clients.made_up_records import gradients_of, records_alone
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.opacus_gradients import HookGradients
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, Gradients, clipped_sum
+from fl_dp.clients.per_record.coins_of_records import SharedCoins
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.fit_for_dp_sgd import require_trainable_privately
+from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.opacus_gradients import HookGradients
+from fl_dp.clients.per_record.record_loss import LossOfEach
+from fl_dp.clients.per_record.single_records import SingleRecords
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
@@ -913,7 +913,7 @@ def test_half_precision_keeps_the_norm(dtype: torch.dtype) -> None:
 
 
 def test_memory_s_share_bounds_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_dp.clients import record_gradients
+    from fl_dp.clients.per_record import record_gradients
 
     template = ModuleTemplate(nn.Linear(1000, 10))  # 40 kB a gradient
     loss = LossOfEach(nn.CrossEntropyLoss())

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum
+from fl_dp.clients.owner.slots import Overrun, Slots, working_in
 from fl_dp.clients.record_sums import RecordsFn, sum_of_records
-from fl_dp.clients.slots import Overrun, Slots, working_in
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fl_dp.clients.node_config import NodeConfig
-from fl_dp.clients.policy_description import PolicyDescription
+from fl_dp.clients.owner.node_config import NodeConfig
+from fl_dp.clients.owner.policy_description import PolicyDescription
 from fl_dp.commands import words_of_data as place
 from fl_dp.commands.words_of_data import words_of_data
 

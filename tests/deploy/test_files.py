@@ -28,7 +28,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fl_dp.app.local.superlink import _open_to_all
-from fl_dp.clients.node_config import NodeConfig
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.commands.app import app
 from fl_dp.commands.shown_uses import parsed_node_config
 from fl_dp.gate.app_user import AppUser

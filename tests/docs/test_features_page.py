@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.clients.node_config import NodeConfig
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.tasks.features import Encoder
 from fl_dp.tasks.features.checkpoint import encoder_module
 

@@ -17,7 +17,7 @@ from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.tasks.datasets import Dataset, data
 from fl_dp.tasks.datasets.held_out import of_clients
 from fl_dp.tasks.datasets.shakespeare import windows_of

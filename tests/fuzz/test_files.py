@@ -21,7 +21,7 @@ from fl_dp.app.checkpoints import checkpoint_anchor
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.clients.node_config import NodeConfig, NodeConfigError
+from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
 from fl_dp.commands.terminal.results import Result, read_results, write_results
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.secagg import Roster

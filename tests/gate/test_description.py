@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent
-from fl_dp.clients.node_config import NodeConfig, NodeConfigError
+from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
 from fl_dp.gate.description import describe_gate
 from fl_dp.gate.policy import GatePolicy, Promise
 from fl_dp.ledger import NodeLedger

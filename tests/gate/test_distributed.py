@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
 from fl_dp import PrivacyLedger
-from fl_dp.clients.node_policy import PolicyRefusal
-from fl_dp.clients.running_app import RunningApp
+from fl_dp.clients.owner.node_policy import PolicyRefusal
+from fl_dp.clients.owner.running_app import RunningApp
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.codec import encode_text
 from fl_dp.gate.judged_run import JudgedRun

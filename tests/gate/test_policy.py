@@ -11,7 +11,7 @@ import yaml
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients import NodeConfig, NodeConfigError
-from fl_dp.clients.node_config import POLICY_KEYS
+from fl_dp.clients.owner.node_config import POLICY_KEYS
 from fl_dp.gate.policy import (
     GATE_KEYS,
     KEYS_OF_APPS,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
-from fl_dp.clients.module_template import ModuleTemplate
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, Gradients
+from fl_dp.clients.per_record.module_template import ModuleTemplate
 
 T, WORDS, CLASSES, WIDTH = 4, 50, 5, 8
 VECTORS, IDS, IMAGES = "vectors", "ids", "images"

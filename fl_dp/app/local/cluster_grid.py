@@ -21,7 +21,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from fl_dp.app.in_process import InProcessGrid, answer_of
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.files import private_folder
 from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run
 

@@ -13,7 +13,7 @@ from flwr.serverapp import ServerApp
 
 from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
 from fl_dp.app.refusals import refusals_end_the_script
-from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.option_errors import ArgumentError, require_count
 
 

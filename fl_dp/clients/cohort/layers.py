@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fl_dp.clients.vmap_rules import own_rules_of_the_package
+from fl_dp.clients.per_record.vmap_rules import own_rules_of_the_package
 
 from .mask_coins import MaskCoins
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_dp.clients.vmap_rules import NoOwnRules
+from fl_dp.clients.per_record.vmap_rules import NoOwnRules
 from fl_dp.model_arrays import distinct_state
 from fl_dp.model_modes import set_training_mode
 from fl_dp.user_code import Contained, SeededWords, own_chance

@@ -25,7 +25,7 @@ from fl_dp.accounting.trade_off import trade_off
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import data_of_unit
 from fl_dp.clients import DPSGD
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.lab.audit.lower_bounds import most_that_clopper_pearson_shows
 from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.one_run import finding_of_one_run

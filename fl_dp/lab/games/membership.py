@@ -34,7 +34,7 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
-from fl_dp.clients.node_config import PARTITION_ID_KEY
+from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.lab.attacks.membership.observations import (
     Observations,
     logit_confidence,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
-from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_range
+from fl_dp.clients.per_record.index_ranges import require_labels, tables_of, tokens_in_range
 from fl_dp.model_modes import modes_back
 
 

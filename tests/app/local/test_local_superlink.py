@@ -36,7 +36,7 @@ from fl_dp.app.local.superlink import (
     _open_to_all,
     user_of,
 )
-from fl_dp.clients import app_verification
+from fl_dp.clients.owner import app_verification
 
 linux_only = pytest.mark.skipif(
     not local_superlink.users_can_be_told_apart(), reason="only Linux says who connects to a port"

@@ -10,8 +10,8 @@ import torch
 from wrong_systems import Draws, one_draw_for_both_halves
 
 from fl_dp.accelerator.noise_source import NoiseSource
-from fl_dp.clients import dp_sgd
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.per_record import dp_sgd
+from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE
 from fl_dp.lab.games.canary_records import AuditedRecords, audit_records
 from fl_dp.mechanisms import SecureRandom

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_dp.app.private_training import example_of
-from fl_dp.clients.clipped_gradients import ClippedGradients
-from fl_dp.clients.made_up_records import GRAD_SAMPLE_MODES, gradients_of
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.clients.per_record.clipped_gradients import ClippedGradients
+from fl_dp.clients.per_record.made_up_records import GRAD_SAMPLE_MODES, gradients_of
+from fl_dp.clients.per_record.module_template import ModuleTemplate
+from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.model_arrays import get_arrays
 from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.fit import MODELS, ON_TOKENS

@@ -331,7 +331,10 @@ class DPSGDUpdate(ThreatModel):
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
         del seed
-        from fl_dp.clients.dp_sgd import DPSGD, train_with_dp_sgd  # with Opacus, slow to load
+        from fl_dp.clients.per_record.dp_sgd import (  # with Opacus, slow to load
+            DPSGD,
+            train_with_dp_sgd,
+        )
 
         rate = self.training.learning_rate
         how = DPSGD(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.func import debug_unwrap, grad, vmap
 
-from fl_dp.clients.index_ranges import IndicesInRange
+from fl_dp.clients.per_record.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
 from .clipped_gradients import Clip, clipped_sum, lacks_memory, mapped, outputs_of, rows_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_dp.clients.index_ranges import require_targets
+from fl_dp.clients.per_record.index_ranges import require_targets
 
 
 class MixesRecords(ValueError):

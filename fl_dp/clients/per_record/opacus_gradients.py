@@ -23,7 +23,7 @@ from opacus import GradSampleModule
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor, nn
 
-from fl_dp.clients.index_ranges import IndicesInRange
+from fl_dp.clients.per_record.index_ranges import IndicesInRange
 
 from .clipped_gradients import (
     WIDE,

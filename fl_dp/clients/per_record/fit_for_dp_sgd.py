@@ -1,4 +1,4 @@
-"""Makes a torch module fit for DP-SGD, and names the arrays that are exchanged.
+"""Makes a torch module fit for DP-SGD.
 
 BatchNorm mixes a batch's records: a record's gradient is not its own, and clipping does not bound
 it. Its running statistics are released without noise. Opacus replaces it by GroupNorm. Do it
@@ -14,19 +14,11 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fl_dp.model_arrays import get_arrays
-from fl_dp.model_arrays import trained_names as trained_names  # an export of this package
 from fl_dp.model_modes import parts_in_training
 
 
@@ -114,32 +106,6 @@ def require_trainable_privately(model: nn.Module) -> None:
         raise ValueError("every parameter of the model is frozen: there is nothing to train")
 
 
-def exchanged_arrays(model: nn.Module) -> ArrayRecord:
-    """A server's first arrays: what clients train (`trained_names`), and nothing else.
-
-    Frozen parameters and buffers don't travel: server and clients build the same model.
-    """
-    return ArrayRecord(
-        {name: Array(values) for name, values in get_arrays(model, trained_names(model)).items()}
-    )
-
-
-def trained_arrays(
-    names: Sequence[str], received: Sequence[NDArray[Any]], trained: Mapping[str, torch.Tensor]
-) -> list[NDArray[Any]]:
-    """A client's reply: trained parameters, and all other arrays as they came.
-
-    Args:
-        names: See `sent_names`.
-        received: Received arrays, in the same order.
-        trained: The trained parameters by name, made of noised sums alone.
-    """
-    arrays = []
-    for name, array in zip(names, received, strict=True):
-        arrays.append(_numpy(trained[name]) if name in trained else np.asarray(array))
-    return arrays
-
-
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are not frozen, by name, each once."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -162,10 +128,6 @@ def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)
     return model
-
-
-def _numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    return np.array(tensor.detach().cpu().numpy())
 
 
 def _described(module: nn.Module) -> str:
