@@ -85,7 +85,7 @@ def read_arguments(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> di
         hint = hints.get(name, Any)
         read[name] = _converted(value, hint)
         if not fits(read[name], hint):
-            raise ArgumentError(f"{name} must be {_words(hint)}, got {_shown(value)}")
+            raise ArgumentError(f"{name} must be {_words(hint)}, got {_shown(value)}", option=name)
     return read
 
 
@@ -142,7 +142,7 @@ def require_known(names: Iterable[str], allowed: Iterable[str], *, of: str) -> N
             near = get_close_matches(name, choices, n=1, cutoff=0.6)
             guess = f"did you mean '{near[0]}'? It" if near else "it"
             raise ArgumentError(
-                f"{of} has no argument '{name}': {guess} takes {', '.join(choices)}"
+                f"{of} has no argument '{name}': {guess} takes {', '.join(choices)}", option=name
             )
 
 

@@ -20,7 +20,17 @@ _SMALLEST = 1e-250  # below it float64 can't scale a vector down to a bound with
 
 
 class OptionError(ValueError):
-    """An option has an invalid value."""
+    """An option has an invalid value.
+
+    Attributes:
+        option: Name of the option that the error is about: its Python argument, or its Hydra key;
+            None if it is about no single one.
+    """
+
+    def __init__(self, text: str, *, option: str | None = None) -> None:
+        """Take the text, which names the option, and the option by itself."""
+        super().__init__(text)
+        self.option = option
 
 
 class ArgumentError(OptionError, TypeError):
@@ -78,9 +88,9 @@ def require_positive(**settings: float) -> None:
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
-            raise OptionError(f"{name} must be positive and finite, got {value}")
+            raise OptionError(f"{name} must be positive and finite, got {value}", option=name)
         if value < _SMALLEST:
-            raise OptionError(f"{name} must be at least {_SMALLEST}, got {value}")
+            raise OptionError(f"{name} must be at least {_SMALLEST}, got {value}", option=name)
 
 
 def require_count(**settings: int) -> None:
@@ -91,7 +101,7 @@ def require_count(**settings: int) -> None:
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"{name} must be an integer of at least 1, got {value}")
+            raise OptionError(f"{name} must be an integer of at least 1, got {value}", option=name)
 
 
 def require_rate(**settings: float) -> None:
@@ -102,7 +112,7 @@ def require_rate(**settings: float) -> None:
     """
     for name, value in settings.items():
         if not 0.0 < value <= 1.0:
-            raise OptionError(f"{name} must lie in (0, 1], got {value}")
+            raise OptionError(f"{name} must lie in (0, 1], got {value}", option=name)
 
 
 def require_probability(**settings: float) -> None:
@@ -113,4 +123,4 @@ def require_probability(**settings: float) -> None:
     """
     for name, value in settings.items():
         if not 0.0 < value < 1.0:
-            raise OptionError(f"{name} must lie in (0, 1), got {value}")
+            raise OptionError(f"{name} must lie in (0, 1), got {value}", option=name)

@@ -77,11 +77,13 @@ class PrivacyBudget(Arguments):
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise OptionError(
                 f"epsilon must be positive and finite, got {self.epsilon}: "
-                "write for example 1, 2 or 8"
+                "write for example 1, 2 or 8",
+                option="epsilon",
             )
         if not 0.0 < self.delta < 1.0:
             raise OptionError(
-                f"delta must lie in (0, 1), got {self.delta}: write for example num_clients ** -1.1"
+                f"delta must lie in (0, 1), got {self.delta}: write for example num_clients ** -1.1",
+                option="delta",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -120,3 +121,27 @@ def test_words_of_too_few_bits_name_the_key_with_enough_of_them() -> None:
     settings = compose_settings(["privacy=distributed", "privacy.secure_sum.bits=8"])
     with pytest.raises(OptionError, match=r"8 bits .* write secure_sum\.bits=10$"):
         make_plan(settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda: PrivacyBudget(epsilon=-1.0, delta=1e-5), "epsilon"),
+        (lambda: PrivacyBudget(epsilon=1.0, delta=2.0), "delta"),
+        (lambda: PrivacyBudget(epsilon="1", delta=1e-5), "epsilon"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: PrivacyBudget(epsilom=1.0), "epsilom"),  # type: ignore[call-arg]  # wrong on purpose
+    ],
+    ids=["a value", "a rate", "a type", "a name"],
+)
+def test_an_error_carries_its_option_and_keeps_it_between_processes(
+    make: Callable[[], object], option: str
+) -> None:
+    with pytest.raises(OptionError, match=option) as refused:
+        make()
+    assert refused.value.option == option
+    sent = pickle.loads(pickle.dumps(refused.value))
+    assert (type(sent), str(sent), sent.option) == (
+        type(refused.value),
+        str(refused.value),
+        option,
+    )
