@@ -31,5 +31,5 @@ class WorkedHere:
 
 def work_here(patch: pytest.MonkeyPatch) -> None:
     """Let no node fork."""
-    for name in ("mod_host", "units"):
+    for name in ("owner.mod_host", "units"):
         patch.setattr(f"fl_dp.clients.{name}.Apart", WorkedHere)
