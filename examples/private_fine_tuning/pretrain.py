@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.datasets import DataSource, load_dataset
 from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import evaluate
 
@@ -26,7 +26,7 @@ STEPS, RECORDS, RATE = 2200, 32, 0.005
 def main(file: Path) -> None:
     """Train, and write the weights."""
     settings = compose_settings(["experiment=private_fine_tuning"])
-    public = load_dataset("shakespeare", data_dir=settings.task.data_dir, clients=PLAYS)
+    public = load_dataset(DataSource("shakespeare", data_dir=settings.task.data_dir, clients=PLAYS))
     name, hidden = settings.model.name, settings.model.hidden
     model = build_model(name, hidden=hidden, **public.form._asdict(), seed=0)
     x = torch.tensor(public.features(slice(None)))

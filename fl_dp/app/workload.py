@@ -19,6 +19,7 @@ from fl_dp.tasks.datasets import (
     OWN_DATA,
     DataFormat,
     Dataset,
+    DataSource,
     Form,
     client_indices,
     form_of,
@@ -84,18 +85,23 @@ def _loaded(
         raise ValueError(
             f"task={task.name} has no files that could lie in dp-data-path: leave it out"
         )
-    data_dir = task.data_dir if data_path is None else data_path
     if data_format is None:
         data_format = _format_of(settings, data_path)
     if data_path is not None:  # a node's own folder, of which it trains on all rows
-        return load_dataset(task.name, data_dir=data_dir, data_format=data_format)
-    return load_dataset(
+        return load_dataset(DataSource(task.name, data_dir=data_path, data_format=data_format))
+    return load_dataset(replace(_source_of(settings), data_format=data_format))
+
+
+def _source_of(settings: Settings) -> DataSource:
+    """The server's data, or everybody's in a simulation."""
+    task = settings.task
+    return DataSource(
         task.name,
-        data_dir=data_dir,
-        data_format=data_format,
+        data_dir=task.data_dir,
+        data_format=_format_of(settings, None),
         validation=task.validation,
         public=settings.features.public,
-        clients=_clients_of(settings),
+        clients=None if task.clients is None else tuple(task.clients),
     )
 
 
@@ -144,26 +150,14 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
             "another partition"
         )
     return client_indices(
-        task.name,
+        _source_of(settings),
         num_clients=task.num_clients,
         kind=task.partition,
         seed=settings.seed,
         alpha=task.alpha,
         shards_per_client=task.shards_per_client,
         records_per_client=task.records_per_client,
-        data_dir=task.data_dir,
-        data_format=_format_of(settings, None),
-        validation=task.validation,
-        public=settings.features.public,
-        clients=_clients_of(settings),
     )
-
-
-def _clients_of(settings: Settings) -> tuple[str, ...] | None:
-    chosen = settings.task.clients
-    if chosen is None:
-        return None
-    return tuple(chosen)
 
 
 def check_data(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fl_dp.app.data_schema import pinned_format
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.clients.owner.policy_description import PolicyDescription
-from fl_dp.tasks.datasets import DataFormat, load_dataset
+from fl_dp.tasks.datasets import DataFormat, DataSource, load_dataset
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}
 _IMAGES = {"folder": "train"}
@@ -83,7 +83,7 @@ def _rows(folder: Path, pinned: DataFormat | None, wrong: list[str]) -> list[str
 
 def _words_of_rows(task: str, file: Path, pinned: DataFormat, wrong: list[str]) -> str:
     of_node = replace(pinned, splits=("train",), leave_out_unfit=True)
-    fit = load_dataset(task, data_dir=str(file.parent), data_format=of_node).train_fit
+    fit = load_dataset(DataSource(task, data_dir=str(file.parent), data_format=of_node)).train_fit
     assert fit is not None  # each row was read separately
     if not fit.any():
         wrong.append(

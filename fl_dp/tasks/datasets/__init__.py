@@ -1,6 +1,6 @@
 """Data sets: where they come from, their form, their split over clients. No torch."""
 
-from .data import DATASETS, EMBEDDED, OWN_DATA, form_of, load_dataset
+from .data import DATASETS, EMBEDDED, OWN_DATA, DataSource, form_of, load_dataset
 from .dataset import Dataset
 from .forms import DataFormat, Form
 from .partitions import PARTITIONS, client_indices, partition
@@ -11,6 +11,7 @@ __all__ = [
     "OWN_DATA",
     "PARTITIONS",
     "DataFormat",
+    "DataSource",
     "Dataset",
     "Form",
     "client_indices",

@@ -13,6 +13,7 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import cast
@@ -47,18 +48,11 @@ _MODULES = {
 }
 
 
-def load_dataset(
-    name: str,
-    *,
-    data_dir: str | None = None,
-    data_format: DataFormat | None = None,
-    validation: bool = False,
-    public: int = 0,
-    clients: tuple[str, ...] | None = None,
-) -> Dataset:
-    """Load a data set, once per process: the same object for the same arguments.
+@dataclass(frozen=True)
+class DataSource:
+    """A data set as an experiment uses it.
 
-    Args:
+    Attributes:
         name: A name in `DATASETS`.
         data_dir: The set's folder; None searches the usual places. Ignored by sets inside
             scikit-learn.
@@ -68,6 +62,37 @@ def load_dataset(
         public: Number of training records that are public: they move to `Dataset.public_x`,
             without labels.
         clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
+    """
+
+    name: str
+    _: KW_ONLY
+    data_dir: str | None = None
+    data_format: DataFormat | None = None
+    validation: bool = False
+    public: int = 0
+    clients: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate, and make equal what is read alike.
+
+        Raises:
+            ValueError: The name is unknown.
+        """
+        if self.name not in DATASETS:
+            raise ValueError(f"unknown dataset {self.name!r}; write one of {', '.join(DATASETS)}")
+        if self.name in EMBEDDED:
+            object.__setattr__(self, "data_dir", None)
+        own_format = (self.data_format or DataFormat()) if self.name in OWN_DATA else None
+        object.__setattr__(self, "data_format", own_format)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the set as its files hold it."""
+        return not self.validation and not self.public and self.clients is None
+
+
+def load_dataset(source: DataSource | str) -> Dataset:
+    """Load a data set, once per process: the same object for the same source, or its name.
 
     Raises:
         ValueError: If the name is unknown, a file is not the published one or does not fit the
@@ -75,14 +100,13 @@ def load_dataset(
         FileNotFoundError: If the folder or a file in it is missing.
         ModuleNotFoundError: If a library that reads the files is not installed.
     """
-    if name not in DATASETS:
-        raise ValueError(f"unknown dataset {name!r}; write one of {', '.join(DATASETS)}")
-    if name in EMBEDDED:
-        data_dir = None
-    data_format = (data_format or DataFormat()) if name in OWN_DATA else None
-    if not validation and not public and clients is None:
-        return _load_once(name, data_dir, data_format)
-    return _divided_once(name, data_dir, data_format, validation, public, clients)
+    source = source_of(source)
+    return _load_once(source) if source.is_whole else _divided_once(source)
+
+
+def source_of(source: DataSource | str) -> DataSource:
+    """The source itself, or that of a name."""
+    return DataSource(source) if isinstance(source, str) else source
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
@@ -100,34 +124,28 @@ def form_of(name: str, data_format: DataFormat | None) -> Form | None:
 
 
 @cache
-def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
+def _load_once(source: DataSource) -> Dataset:
+    name = source.name
     # Imported late: a run on one set should not pay for another.
     module = import_module(f"fl_dp.tasks.datasets.{_MODULES.get(name, name)}")
     loader = getattr(module, f"load_{name}")
     load = cast(Callable[..., Dataset], loader)
-    if data_format is not None:
-        dataset = load(data_dir, data_format)
+    if source.data_format is not None:
+        dataset = load(source.data_dir, source.data_format)
     else:
-        dataset = load() if name in EMBEDDED else load(data_dir)
+        dataset = load() if name in EMBEDDED else load(source.data_dir)
     return _shared(dataset)
 
 
 @cache
-def _divided_once(
-    name: str,
-    data_dir: str | None,
-    data_format: DataFormat | None,
-    validation: bool,
-    public: int,
-    clients: tuple[str, ...] | None,
-) -> Dataset:
-    dataset = _load_once(name, data_dir, data_format)
-    if clients is not None:
-        dataset = of_clients(dataset, clients)
-    if validation:
+def _divided_once(source: DataSource) -> Dataset:
+    dataset = _load_once(replace(source, validation=False, public=0, clients=None))
+    if source.clients is not None:
+        dataset = of_clients(dataset, source.clients)
+    if source.validation:
         dataset = with_validation_part(dataset)
-    if public:
-        dataset = with_public_part(dataset, public)
+    if source.public:
+        dataset = with_public_part(dataset, source.public)
     return _shared(dataset)
 
 

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import load_dataset
-from fl_dp.tasks.datasets.forms import DataFormat
+from fl_dp.tasks.datasets.data import DataSource, load_dataset, source_of
 
 PARTITIONS = ("iid", "dirichlet", "shards", "natural")
 
@@ -95,7 +94,7 @@ def partition(
 
 
 def client_indices(
-    dataset: str,
+    source: DataSource | str,
     *,
     num_clients: int,
     kind: str,
@@ -103,27 +102,16 @@ def client_indices(
     alpha: float = 0.5,
     shards_per_client: int = 2,
     records_per_client: int | None = None,
-    data_dir: str | None = None,
-    data_format: DataFormat | None = None,
-    validation: bool = False,
-    public: int = 0,
-    clients: tuple[str, ...] | None = None,
 ) -> Sequence[NDArray[np.int64]]:
-    """Partition a named data set's training part, once per process.
+    """Partition the training part of a data set, or of that with a name, once per process.
 
-    The arguments are those of `partition` and `load_dataset`. The same arguments give the same
-    object.
+    The other arguments are those of `partition`. The same arguments give the same object.
 
     Returns:
         Each client's training rows, sorted, read-only int64.
     """
     return _partition_once(
-        dataset,
-        data_dir,
-        data_format,
-        validation,
-        public,
-        clients,
+        source_of(source),
         num_clients=num_clients,
         kind=kind,
         seed=seed,
@@ -135,23 +123,8 @@ def client_indices(
 
 # A process serves one experiment or a few; 6,000 clients of 60,000 rows are about 1 MB.
 @lru_cache(maxsize=8)
-def _partition_once(
-    dataset: str,
-    data_dir: str | None,
-    data_format: DataFormat | None,
-    validation: bool,
-    public: int,
-    clients: tuple[str, ...] | None,
-    **split: Any,
-) -> Sequence[NDArray[np.int64]]:
-    loaded = load_dataset(
-        dataset,
-        data_dir=data_dir,
-        data_format=data_format,
-        validation=validation,
-        public=public,
-        clients=clients,
-    )
+def _partition_once(source: DataSource, **split: Any) -> Sequence[NDArray[np.int64]]:
+    loaded = load_dataset(source)
     parts = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
     if isinstance(parts, _EqualShares):
         return parts

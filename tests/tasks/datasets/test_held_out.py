@@ -5,7 +5,7 @@ import pytest
 from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
-from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.datasets import DataSource, load_dataset
 from fl_dp.tasks.datasets.held_out import stratified_split
 from fl_dp.tasks.datasets.shipped import shipped_table
 
@@ -33,7 +33,7 @@ def test_shipped_tables_are_those_of_scikit_learn() -> None:
 
 
 def test_the_validation_part_is_a_fifth_of_the_training_part_and_nothing_of_the_test_part() -> None:
-    digits, chosen_by = load_dataset("digits"), load_dataset("digits", validation=True)
+    digits, chosen_by = load_dataset("digits"), load_dataset(DataSource("digits", validation=True))
 
     def rows(records: np.ndarray, labels: np.ndarray) -> list[bytes]:
         return sorted(r.tobytes() + bytes([y]) for r, y in zip(records, labels, strict=True))

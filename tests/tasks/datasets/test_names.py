@@ -11,7 +11,7 @@ from PIL import Image
 
 from fl_dp.app.cautions import cautions_of_data
 from fl_dp.app.compose import compose_settings
-from fl_dp.tasks.datasets import DataFormat, Dataset, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
 from fl_dp.tasks.datasets.names import alike, in_order
 
 GREY = np.arange(72, dtype=np.uint8).reshape(8, 9)
@@ -41,7 +41,7 @@ def table(folder: Path, train: list[tuple[str, str]], test: list[tuple[str, str]
 
 def load(task: str, folder: Path, **public: Any) -> Dataset:
     data_format = DataFormat(client_column="clinic" if task == "csv" else None, **public)
-    return load_dataset(task, data_dir=str(folder), data_format=data_format)
+    return load_dataset(DataSource(task, data_dir=str(folder), data_format=data_format))
 
 
 def test_whole_numbers_come_first_by_their_values() -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from fl_dp.tasks.datasets import DataFormat, Dataset, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
 
 COLUMNS, CLASSES = ("age", "pressure"), ("well", "ill")
 TABLE = DataFormat(columns=COLUMNS, classes=CLASSES, splits=("train",), leave_out_unfit=True)
@@ -31,7 +31,7 @@ def fresh() -> None:
 def csv_of(folder: Path, lines: list[bytes], *, end: bytes = b"\n") -> Dataset:
     data._load_once.cache_clear()
     (folder / "train.csv").write_bytes(end.join([HEADER, *lines]) + end)
-    return load_dataset("csv", data_dir=str(folder), data_format=TABLE)
+    return load_dataset(DataSource("csv", data_dir=str(folder), data_format=TABLE))
 
 
 BAD_LINES = {
@@ -78,13 +78,13 @@ def test_lines_may_end_as_on_windows_and_begin_with_a_mark(tmp_path: Path) -> No
     file = tmp_path / "train.csv"
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     data._load_once.cache_clear()
-    again = load_dataset("csv", data_dir=str(tmp_path), data_format=TABLE)
+    again = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=TABLE))
     np.testing.assert_array_equal(again.train_x, FOUND)
 
 
 def test_a_table_without_the_columns_has_rows_and_none_that_fits(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes(b"a,b\n1,2\n3,4\n\n")
-    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=TABLE)
+    dataset = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=TABLE))
     assert dataset.train_fit is not None
     assert dataset.train_fit.tolist() == [False, False]
     assert dataset.input_shape == (2,)
@@ -93,7 +93,7 @@ def test_a_table_without_the_columns_has_rows_and_none_that_fits(tmp_path: Path)
 def parquet_of(folder: Path, columns: dict[str, Any]) -> Dataset:
     data._load_once.cache_clear()
     parquet.write_table(pa.table(columns), folder / "train.parquet")
-    return load_dataset("parquet", data_dir=str(folder), data_format=TABLE)
+    return load_dataset(DataSource("parquet", data_dir=str(folder), data_format=TABLE))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_an_image_that_is_none_changes_no_other(tmp_path: Path) -> None:
     (tmp_path / "train/ill/notes.txt").write_text("patient 4711")
     (tmp_path / "train/beside.png").write_bytes(whole)
     (tmp_path / "train/.hidden").write_bytes(whole)
-    dataset = load_dataset("folder", data_dir=str(tmp_path), data_format=IMAGES)
+    dataset = load_dataset(DataSource("folder", data_dir=str(tmp_path), data_format=IMAGES))
     assert dataset.train_fit is not None
     assert len(dataset.train_fit) == 7  # in the order of their paths
     assert dataset.train_x[dataset.train_fit][:, 0, 0, 0].tolist() == [11, 13, 10]
@@ -140,14 +140,14 @@ def test_a_date_is_scaled_before_it_is_rounded(tmp_path: Path) -> None:
     lines = "".join(f"{when},1,ill\n" for when in seconds)
     (tmp_path / "train.csv").write_text(f"age,pressure,label\n{lines}")
     scaled = replace(TABLE, mean=(1.7e9, 0.0), std=(100.0, 1.0))
-    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=scaled)
+    dataset = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=scaled))
     np.testing.assert_allclose(dataset.train_x[:, 0], np.arange(100) / 100, rtol=1e-6)
 
 
 def test_names_and_labels_are_compared_without_blanks_and_in_one_form(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(" age, pressure ,label \n61,140, Zu\u0308rich\n35,1,TRUE\n")
     data_format = replace(TABLE, classes=("Z\u00fcrich", "true"))
-    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=data_format)
+    dataset = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=data_format))
     assert dataset.train_fit is not None
     assert dataset.train_fit.tolist() == [True, True]
     assert dataset.train_y.tolist() == [0, 1]
@@ -161,7 +161,7 @@ def test_a_first_line_that_names_no_columns_leaves_no_row_and_is_logged(
     tmp_path: Path, text: str, encoding: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "train.csv").write_bytes(text.encode(encoding))
-    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=TABLE)
+    dataset = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=TABLE))
     assert dataset.train_fit is not None
     assert not dataset.train_fit.any()
     assert "train.csv" in caplog.text

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from fl_dp.tasks.datasets import DataFormat, Dataset, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
 
 TRAIN: dict[str, list[Any]] = {
     "age": [61, 35, 48, 52],
@@ -41,7 +41,7 @@ def load(tmp_path: Path) -> Callable[..., Any]:
     def made(kind: str = "csv", data_format: DataFormat = FORMAT, **splits: Any) -> Dataset:
         write(tmp_path, kind, **splits)
         data._load_once.cache_clear()  # the files have changed
-        return load_dataset(kind, data_dir=str(tmp_path), data_format=data_format)
+        return load_dataset(DataSource(kind, data_dir=str(tmp_path), data_format=data_format))
 
     return made
 
@@ -238,7 +238,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_text("x,x,label\n1,2,0\n1,2,1\n")
     with pytest.raises(ValueError, match="several columns 'x'"):
-        load_dataset("csv", data_dir=str(tmp_path))
+        load_dataset(DataSource("csv", data_dir=str(tmp_path)))
 
 
 def test_a_missing_file_is_an_error_with_the_ways_out(
@@ -260,7 +260,7 @@ def table(folder: Path, text: str | bytes, data_format: DataFormat | None = None
         content = text if isinstance(text, bytes) else text.encode()
         (folder / f"{split}.csv").write_bytes(content)
     data._load_once.cache_clear()
-    return load_dataset("csv", data_dir=str(folder), data_format=data_format)
+    return load_dataset(DataSource("csv", data_dir=str(folder), data_format=data_format))
 
 
 SECONDS = [1_700_000_000 + number for number in range(0, 3600, 7)]

@@ -169,7 +169,7 @@ def test_client_indices_partition_the_training_part_once_per_process() -> None:
     clients = client_indices("digits", **arguments)
     expected = partition(load_dataset("digits").train_y, **arguments)
     assert all(np.array_equal(a, b) for a, b in zip(clients, expected, strict=True))
-    assert client_indices("digits", data_dir=None, shards_per_client=2, **arguments) is clients
+    assert client_indices("digits", shards_per_client=2, **arguments) is clients
     assert client_indices("digits", **(arguments | {"seed": 8})) is not clients
 
 

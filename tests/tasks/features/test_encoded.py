@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets import Dataset, client_indices, load_dataset
+from fl_dp.tasks.datasets import Dataset, DataSource, client_indices, load_dataset
 from fl_dp.tasks.datasets.held_out import with_public_part
 from fl_dp.tasks.features import Encoder, Scattering
 from fl_dp.tasks.features.encoded import encoded, fitted
@@ -106,7 +106,7 @@ def test_of_somebody_s_own_data_only_the_last_are_kept(digits: Dataset, cache: P
 
 def test_the_public_part_is_no_client_s() -> None:
     whole = load_dataset("digits")
-    split = load_dataset("digits", public=400)
+    split = load_dataset(DataSource("digits", public=400))
     assert split.public_x is not None
     assert (len(split.public_x), len(split.train_y)) == (400, len(whole.train_y) - 400)
     every = np.concatenate([split.public_x, split.train_x]).reshape(len(whole.train_y), -1)
@@ -116,12 +116,12 @@ def test_the_public_part_is_no_client_s() -> None:
     )
     public = {image.tobytes() for image in split.public_x}
     for kind in ("iid", "dirichlet", "shards"):
-        parts = client_indices("digits", num_clients=7, kind=kind, seed=3, public=400)
+        parts = client_indices(DataSource("digits", public=400), num_clients=7, kind=kind, seed=3)
         rows = np.concatenate(parts)
         assert sorted(rows) == list(range(len(split.train_y)))
         assert not public & {split.train_x[row].tobytes() for row in rows}
     np.testing.assert_array_equal(split.test_x, whole.test_x)
-    assert load_dataset("digits", public=0) is whole
+    assert load_dataset(DataSource("digits", public=0)) is whole
 
 
 def test_the_public_part_follows_no_label_and_takes_the_clients_along() -> None:
