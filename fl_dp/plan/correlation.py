@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from fl_dp.accounting import Sampling, optimal_coefficients
+from fl_dp import accounting
+from fl_dp.accounting import Sampling
 from fl_dp.arguments import Arguments
 from fl_dp.mechanisms import BandedStream
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -49,7 +50,7 @@ class Banded(Arguments):
 
         `bands` is at most the least distance between two rounds of one client.
         """
-        return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
+        return cls(coefficients=accounting.optimal_coefficients(rounds, bands, momentum))
 
     @property
     def bands(self) -> int:

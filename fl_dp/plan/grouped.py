@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 
 from fl_dp.accounting import OwnRatesSampling
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.own_rates import calibrate_own_rates
 from fl_dp.option_errors import OptionError
 
 from .server_noise import ServerNoisePlan
@@ -43,6 +42,8 @@ class GroupedPlan(ServerNoisePlan):
 
     def calibrated(self) -> Self:
         """Return the plan with noise, and rates at which each group spends its own budget."""
+        from fl_dp.accounting.own_rates import calibrate_own_rates
+
         law = self.sampling
 
         def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:

@@ -23,21 +23,17 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
+from fl_dp import accounting  # its SciPy and dp-accounting on first use: kinds are options, too
 from fl_dp.accounting import (
-    EpsilonBounds,
     History,
     NeighboringRelation,
     NoiseSchedule,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
-    epsilon,
     freeze,
 )
-from fl_dp.accounting.bounds import tight_epsilon
-from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import DeclaredFilter, OwnBudgetsFilter, PrivacyFilter
 from fl_dp.arguments import Arguments, hints_of, read_fields
 from fl_dp.codec import encode
 from fl_dp.mechanisms import Clipping, GaussianBundle
@@ -48,6 +44,10 @@ from fl_dp.promise import brief_epsilon, delta_rounded_up
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .release import Release
+
+if TYPE_CHECKING:
+    from fl_dp.accounting import EpsilonBounds
+    from fl_dp.accounting.filters import PrivacyFilter
 
 _MOST_ROUNDS = 10_000_000  # a foreign plan must not fill the reader's memory
 _CONSTANT = NoiseSchedule()
@@ -292,6 +292,8 @@ class Plan(Arguments, ABC):
         Raises:
             ValueError: No noise does.
         """
+        from fl_dp.accounting.calibration import calibrate_noise
+
         return calibrate_noise(
             self.rounds_at,
             target_epsilon,
@@ -468,6 +470,8 @@ class Plan(Arguments, ABC):
         Where groups have their own budgets, it must pass each one's gate. `room` is a factor on
         the budget's epsilon.
         """
+        from fl_dp.accounting.filters import OwnBudgetsFilter
+
         law = self.sampling
         if not law.own_groups:
             budget = replace(self.budget, epsilon=room * self.budget.epsilon)
@@ -481,15 +485,19 @@ class Plan(Arguments, ABC):
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
         """Return the gate of one budget, for all releases planned under it."""
+        from fl_dp.accounting.filters import DeclaredFilter
+
         return DeclaredFilter(budget, history, neighboring_relation=self.neighboring_relation)
 
     def epsilon(self, history: History | None = None) -> EpsilonBounds:
         """Return the epsilon of releases together, by default of all planned ones."""
         releases = self.history if history is None else freeze(history)
         if not releases:
-            return epsilon((), self.budget.delta)
+            return accounting.epsilon((), self.budget.delta)
         relation = self.neighboring_relation
-        bounds = epsilon(releases, self.event_budget.delta, neighboring_relation=relation)
+        bounds = accounting.epsilon(
+            releases, self.event_budget.delta, neighboring_relation=relation
+        )
         return bounds.plus(2.0 * self.slack)
 
     def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
@@ -507,7 +515,7 @@ class Plan(Arguments, ABC):
         releases = freeze(history)
         if not releases:
             return 0.0
-        bound = tight_epsilon(
+        bound = accounting.tight_epsilon(
             releases,
             self.event_budget.delta,
             neighboring_relation=self.neighboring_relation,
@@ -534,6 +542,8 @@ class Plan(Arguments, ABC):
 
     def _fitting_rounds(self) -> int | None:
         """Return how many rounds fit the budget; None where their noise differs."""
+        from fl_dp.accounting.calibration import affordable_rounds
+
         rounds = self.rounds_at(self.noise_multiplier)
         if len(rounds) != 1:
             return None  # fewer rounds would be other rounds

@@ -22,14 +22,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NotRequired, Self, TypedDict, Unpack
 
-from fl_dp.accounting import (
-    EpsilonBounds,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    PrivacyBudget,
-    calibrate_noise_multiplier,
-    epsilon,
-)
+from fl_dp import accounting
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_count
@@ -106,7 +100,7 @@ class RecordPlan(Arguments):
             ValueError: An argument is out of range, or no noise is large enough.
         """
         draft = cls(budget=budget, noise_multiplier=1.0, **options)
-        noise_multiplier = calibrate_noise_multiplier(
+        noise_multiplier = accounting.calibrate_noise_multiplier(
             budget.epsilon,
             DECLARED_SHARE * budget.delta,
             sampling_rate=draft.sampling_rate,
@@ -134,7 +128,7 @@ class RecordPlan(Arguments):
         plan = cls(budget=budget, noise_multiplier=noise_multiplier, **options)
         if max_epsilon is not None:
             return plan
-        spent = epsilon(
+        spent = accounting.epsilon(
             {plan.event: plan.steps * plan.participations},
             DECLARED_SHARE * delta,
             neighboring_relation=plan.neighboring_relation,
@@ -168,10 +162,10 @@ class RecordPlan(Arguments):
             noise_multiplier=self.noise_multiplier, sampling_rate=self.sampling_rate
         )
 
-    def epsilon(self, participations: int | None = None) -> EpsilonBounds:
+    def epsilon(self, participations: int | None = None) -> accounting.EpsilonBounds:
         """Return a client's epsilon in `participations`, by default the planned ones."""
         count = self.participations if participations is None else participations
-        return epsilon(
+        return accounting.epsilon(
             {self.event: count * self.steps},
             self.budget.delta,
             neighboring_relation=self.neighboring_relation,

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fl_dp.accounting import (
     NeighboringRelation,
@@ -16,7 +16,6 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
 from fl_dp.accounting.shared_noise import usual_colluding
 from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -24,6 +23,9 @@ from fl_dp.option_errors import IncompatibleOptions, OptionError
 from .distributed_noise import DistributedNoise, SecureSum
 from .plan import ANOTHER_APP, Plan
 from .shared_bundle import SharedBundle
+
+if TYPE_CHECKING:
+    from fl_dp.accounting.filters import PrivacyFilter
 
 _CONSTANT = NoiseSchedule()
 _ONCE_LATE = (
@@ -174,6 +176,8 @@ class SharedNoisePlan(Plan):
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
         """Return the gate for the declared releases, and at most the accounted sums."""
+        from fl_dp.accounting.filters import DeclaredFilter
+
         return DeclaredFilter(
             self.noise.event_budget(budget),
             history,
