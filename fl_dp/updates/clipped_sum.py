@@ -5,11 +5,12 @@
     ...     total.add(only_array_record(reply.content))
     >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
-An update is first read for its norm. With the next one, or when the sum is asked for, it is
-scaled, rounded and added: each goes through memory once, block by block. Threads share the blocks;
-NumPy releases the interpreter inside them. A block's result depends on the block alone, and
-blocks' squares are summed without rounding: neither timing nor the number of threads can change a
-bit.
+An update is read for its norm, and again to be scaled, rounded and added: with a later one's norm,
+or when the sum is asked for. It waits as the bytes that came, up to the memory of the sum itself,
+so several pass through the cache together with a block of the model and of the sum. Threads share
+the blocks; NumPy releases the interpreter inside them. A block's result depends on the block alone,
+and blocks' squares are summed without rounding: neither timing nor the number of threads can change
+a bit.
 
 Rows on an accelerator are clipped and summed there (`accelerator.device_sum`); the sum comes to the
 host once, when it is asked for.
@@ -18,6 +19,7 @@ host once, when it is asked for.
 from __future__ import annotations
 
 import math
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,11 +55,11 @@ _SMALLEST_ON_DEVICE = 1e-200  # a clipping norm by which any float32 norm can be
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block's part of one array, and its destination."""
+    """A block's part of one array, and its entries of the block."""
 
     array: int
     entries: slice
-    update: NDArray[np.float64]
+    within: slice
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class _Block:
     group: int
     stretch: slice
     pieces: tuple[_Piece, ...]
-    update: NDArray[np.float64]
     origin: NDArray[np.float64]
     total: NDArray[np.float64]
 
@@ -80,8 +81,32 @@ Norms: TypeAlias = "list[float] | Tensor"
 """Norms of as many updates, wherever the rows were."""
 
 
+@dataclass(frozen=True)
+class _Summand:
+    """An update whose norm is known, and each group's factor. Nobody may write to its memory."""
+
+    values: _Values
+    scales: Sequence[float]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it holds while it waits."""
+        arrays = [self.values] if isinstance(self.values, np.ndarray) else self.values
+        return sum(array.nbytes for array in arrays)
+
+
+class _Scratch(threading.local):
+    """A thread's block of an update: fresh memory for every block would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.update = np.empty(threads.BLOCK, dtype=np.float64)
+
+
+_scratch = _Scratch()
+
+
 class _Sum:
-    """A flat sum, and one update at a time in scratch memory.
+    """A flat sum, and updates that are still to be added.
 
     The vector is divided into groups, each with a norm and a scale of its own.
     """
@@ -99,8 +124,7 @@ class _Sum:
         self.layout = layout
         self._total = np.zeros(layout.size, dtype=np.float64)
         self._origin = origin
-        self._update = np.empty(layout.size, dtype=np.float64)
-        self._scales: Sequence[float] | None = None  # of the update that is still to be added
+        self._waiting: list[_Summand] = []
         self._groups = groups
         self._blocks: list[_Block] = []
         for index, group in enumerate(groups):
@@ -113,7 +137,6 @@ class _Sum:
             group=group,
             stretch=stretch,
             pieces=tuple(self._pieces(stretch.start, stretch.stop)),
-            update=self._update[stretch],
             origin=self._origin[stretch],
             total=self._total[stretch],
         )
@@ -128,7 +151,7 @@ class _Sum:
                 return
             low, high = max(start, spec.start), min(stop, spec.stop)
             entries = slice(low - spec.start, high - spec.start)
-            yield _Piece(array=index, entries=entries, update=self._update[low:high])
+            yield _Piece(array=index, entries=entries, within=slice(low - start, high - start))
 
     def _values_of(self, unit: ArrayRecord | NDArray[np.float64]) -> _Values:
         """Read a unit's model, or return its update.
@@ -139,14 +162,14 @@ class _Sum:
         """
         if isinstance(unit, ArrayRecord):
             return self.layout.values(unit)
-        if unit.shape != self._update.shape:
+        if unit.shape != self._total.shape:
             raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
         return unit
 
     @property
     def total(self) -> NDArray[np.float64]:
         """The sum so far, shape `(layout.size,)`: memory that later updates are added to."""
-        if self._scales is not None:
+        if self._waiting:
             self.visit_blocks(lambda total, stretch: None)
         return self._total
 
@@ -155,62 +178,88 @@ class _Sum:
 
         `use` gets a block of `total` and its slice of the flat vector.
         """
-        last = self._taken_scales()
+        summands = self._taken()
 
-        def add_and_use(index: int) -> None:
-            if last is not None:
-                self._add_last(index, last)
-            block = self._blocks[index]
+        def add_and_use(block: _Block) -> None:
+            self._add_to(block, summands)
             use(block.total, block.stretch)
 
         self._for_each_block(add_and_use)
 
-    def _load(self, values: _Values) -> list[float]:
-        """Load an update into the scratch memory, and return each group's norm.
+    def _norms(self, values: _Values) -> list[float]:
+        """Read an update for each group's norm, infinite if an entry is not finite.
 
-        The previous update is added first. A norm is infinite if an entry is not finite.
+        Updates that have waited long enough are added on the way.
         """
-        squares: list[list[float]] = [[] for _ in self._blocks]
-        last = self._taken_scales()
+        squares: list[list[float]] = [[] for _ in self._groups]
+        full = sum(summand.memory for summand in self._waiting) >= self._total.nbytes
+        summands = self._taken() if full else []
 
-        def load(index: int) -> None:
-            if last is not None:
-                self._add_last(index, last)
-            block = self._blocks[index]
-            if isinstance(values, np.ndarray):
-                block.update[...] = values[block.stretch]
-            else:
-                for piece in block.pieces:
-                    piece.update[...] = values[piece.array][piece.entries]
-                # In float64: a difference of float32 models would be rounded before it is clipped.
-                np.subtract(block.update, block.origin, out=block.update)
-            squares[index] = _squares(block.update)
+        def measure(block: _Block) -> None:
+            self._add_to(block, summands)
+            squares[block.group].extend(_squares(self._read(block, values)))
 
-        self._for_each_block(load)
-        group_squares: list[list[float]] = [[] for _ in self._groups]
-        for block, parts in zip(self._blocks, squares, strict=True):
-            group_squares[block.group].extend(parts)
-        groups = zip(group_squares, self._groups, strict=True)
-        return [_norm(parts, self._update[group]) for parts, group in groups]
+        self._for_each_block(measure)
+        norms = []
+        for group, parts in enumerate(squares):
+            norm = _root_of_sum(parts)
+            if not _SMALL < norm < _LARGE:
+                norm = l2_norm(self._whole(values)[self._groups[group]])
+            norms.append(norm if math.isfinite(norm) else math.inf)
+        return norms
 
-    def _taken_scales(self) -> Sequence[float] | None:
-        """Scales of an update that is still to be added, once: it may fail."""
-        scales, self._scales = self._scales, None
-        return scales
+    def _add(self, values: _Values, scales: Sequence[float]) -> None:
+        """Add an update that `_norms` has just read, now or later."""
+        if len(self._blocks) > 1:
+            self._waiting.append(_Summand(values, scales))
+        else:  # this thread's scratch memory still has it
+            self._add_scaled(self._blocks[0], _scratch.update[: self._total.size], scales)
 
-    def _add_last(self, index: int, scales: Sequence[float]) -> None:
-        """Multiply a block of the update by its group's scale, round it if asked, and add it."""
-        block = self._blocks[index]
-        update, scale = block.update, scales[block.group]
-        if scale != 1.0:
-            np.multiply(update, scale, out=update)
+    def _taken(self) -> list[_Summand]:
+        """Updates that are still to be added, once: it may fail."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _add_to(self, block: _Block, summands: Sequence[_Summand]) -> None:
+        for summand in summands:
+            self._add_scaled(block, self._read(block, summand.values), summand.scales)
+
+    def _read(self, block: _Block, values: _Values) -> NDArray[np.float64]:
+        """A block of an update, in this thread's scratch memory."""
+        update = _scratch.update[: block.total.size]
+        if isinstance(values, np.ndarray):
+            update[...] = values[block.stretch]
+            return update
+        for piece in block.pieces:
+            update[piece.within] = values[piece.array][piece.entries]
+        # In float64: a difference of float32 models would be rounded before it is clipped.
+        return np.subtract(update, block.origin, out=update)
+
+    def _whole(self, values: _Values) -> NDArray[np.float64]:
+        """An update in memory of its own."""
+        update = np.empty_like(self._total)
+
+        def copy(block: _Block) -> None:
+            update[block.stretch] = self._read(block, values)
+
+        self._for_each_block(copy)
+        return update
+
+    def _add_scaled(
+        self, block: _Block, update: NDArray[np.float64], scales: Sequence[float]
+    ) -> None:
+        """Multiply a block of an update by its group's scale, round it if asked, and add it."""
+        np.multiply(update, scales[block.group], out=update)
         if self._truncates:  # towards zero: rounding must not make a clipped update longer
             np.trunc(update, out=update)
         np.add(block.total, update, out=block.total)
 
-    def _for_each_block(self, work: Callable[[int], None]) -> None:
-        """Call `work` with each block's number, in threads if that pays off."""
-        threads.share(len(self._blocks), work, at_most=self.layout.size // _BLOCK)
+    def _for_each_block(self, work: Callable[[_Block], None]) -> None:
+        """Call `work` with each block, in threads if that pays off."""
+        blocks = self._blocks
+        threads.share(
+            len(blocks), lambda index: work(blocks[index]), at_most=self._total.size // _BLOCK
+        )
 
 
 class ClippedSum(_Sum):
@@ -396,22 +445,39 @@ class ClippedSum(_Sum):
 
     def _add_vectors(self, vectors: NDArray[np.floating]) -> list[float]:
         norms: list[float] = []
-        for vector in vectors:
+        for row in vectors:
+            # Several blocks are read twice, and only one of one's own can't change meanwhile.
+            vector = row.copy() if len(self._blocks) > 1 else row
             arrays = [vector[spec.start : spec.stop] for spec in self.layout.released]
             norms.append(self._add_clipped(arrays, 1.0))
         return norms
 
     def _add_clipped(self, values: _Values, weight: float) -> float:
         """Add one unit's model, read and counted, and return its norm, as `add` does."""
-        norms = self._load(values)
+        norms = self._norms(values)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            groups = zip(self._groups, norms, self._clipping_norms, strict=True)
-            factors = [self._clipping_factor(*group) for group in groups]
-            self._scales = [weight * factor / self.grid for factor in factors]
+            factors = list(map(_clipping_factor, norms, self._clipping_norms))
+            tiny = [group for group, factor in enumerate(factors) if factor <= _SMALLEST_FACTOR]
+            clipped = self._clipped_twice(values, tiny) if tiny else None
+            for group in tiny:
+                factors[group] = 1.0
+            scales = [weight * factor / self.grid for factor in factors]
+            if clipped is None:
+                self._add(values, scales)
+            else:
+                self._waiting.append(_Summand(clipped, scales))
         return norm
+
+    def _clipped_twice(self, values: _Values, tiny: Sequence[int]) -> NDArray[np.float64]:
+        """An update whose groups with tiny factors are clipped in two steps."""
+        update = self._whole(values)
+        for group in tiny:
+            part = update[self._groups[group]]
+            part[...] = clip_by_norm(part, self._clipping_norms[group])
+        return update
 
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
         """Add a node's own sum of at most `max_units` units, a public number: those that it hosts.
@@ -451,16 +517,6 @@ class ClippedSum(_Sum):
             )
         self._units += units
 
-    def _clipping_factor(self, group: slice, norm: float, clipping_norm: float) -> float:
-        """The loaded group's factor."""
-        bound = clipping_norm * _CLIPPING_MARGIN
-        if norm <= bound:
-            return 1.0
-        if bound / norm > _SMALLEST_FACTOR:
-            return bound / norm
-        self._update[group] = clip_by_norm(self._update[group], clipping_norm)
-        return 1.0
-
 
 class PlainSum(_Sum):
     """The weighted sum of updates without clipping or grid, for runs without central noise.
@@ -496,11 +552,12 @@ class PlainSum(_Sum):
             RefusedUpdate: As `ClippedSum.add`. Nothing was added.
             ValueError: A flat update has another shape.
         """
-        (norm,) = self._load(self._values_of(unit))
+        values = self._values_of(unit)
+        (norm,) = self._norms(values)
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            self._scales = [weight]
+            self._add(values, [weight])
         return norm
 
 
@@ -528,12 +585,15 @@ def _squares(update: NDArray[np.float64]) -> list[float]:
     return [*sums, float(np.dot(rest, rest))]  # too short for BLAS to use threads of its own
 
 
-def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
-    """An update's L2 norm from its sums of squares; infinity if it is not finite."""
+def _root_of_sum(squares: list[float]) -> float:
+    """An update's L2 norm from its sums of squares, in any order; it may be beyond float64."""
     try:
-        norm = math.sqrt(math.fsum(squares))
+        return math.sqrt(math.fsum(squares))
     except OverflowError:  # fsum raises where a plain sum says infinity
-        norm = math.inf
-    if not _SMALL < norm < _LARGE:
-        norm = l2_norm(update)
-    return norm if math.isfinite(norm) else math.inf
+        return math.inf
+
+
+def _clipping_factor(norm: float, clipping_norm: float) -> float:
+    """The factor that makes an update of that norm short enough, at most 1."""
+    bound = clipping_norm * _CLIPPING_MARGIN
+    return 1.0 if norm <= bound else bound / norm

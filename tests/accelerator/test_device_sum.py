@@ -69,18 +69,19 @@ def hostile(model: ArrayRecord, units: int = 12) -> NDArray[np.float32]:
 
 def norms_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host add up squares in the device's order; all else stays its own."""
-    load = ClippedSum._load
+    in_order = ClippedSum._norms
 
-    def loaded(self: ClippedSum, values: Any) -> list[float]:
-        load(self, values)
+    def by_halves(self: ClippedSum, values: Any) -> list[float]:
+        in_order(self, values)
+        update = self._whole(values)
         norms = []
         for group in self._groups:
-            squares = torch.from_numpy(self._update[group] ** 2)
+            squares = torch.from_numpy(update[group] ** 2)
             norm = float(sum_of_halves(squares).sqrt())
             norms.append(norm if math.isfinite(norm) else math.inf)
         return norms
 
-    monkeypatch.setattr(ClippedSum, "_load", loaded)
+    monkeypatch.setattr(ClippedSum, "_norms", by_halves)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
