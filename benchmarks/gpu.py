@@ -10,7 +10,8 @@ limit of its own ends:
   each, and by fl-dp through Ray;
 - steps of DP-SGD by each way to clipped gradients, beside plain steps, of three models;
 - pfl-research in several processes;
-- a cohort beside its clients one by one; units on the GPU and on the CPU of the same machine;
+- a cohort beside its clients one by one, its convolutions as products and grouped; units on the GPU
+  and on the CPU of the same machine;
 - cohorts of 1,000 and of 100,000 users;
 - tests/app/test_on_devices.py;
 - pfl-research's configuration without privacy.

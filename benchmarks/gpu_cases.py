@@ -43,6 +43,7 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise
 from fl_dp.clients.cohort import UnitData, train_alone, train_units
+from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.discrete_gaussian import discrete_gaussian
@@ -337,14 +338,16 @@ def units(bench: Bench) -> None:
     sizes = bench.sizes
     name = f"{sizes.cohort} units of {sizes.records} images, pfl-research's CNN"
     if_possible(bench, name, partial(cohort_beside_alone, bench, name))
+    name += ", products beside grouped"
+    if_possible(bench, name, partial(products_beside_grouped, bench, name))
     for count in sizes.units:
         name = f"{count} units of {sizes.images} images, small CNN"
         shape = (sizes.images, 1, 28, 28)
         if_possible(bench, name, partial(trained_units, bench, name, small_cnn, count, shape))
 
 
-def cohort_beside_alone(bench: Bench, name: str) -> Row:
-    """Train a cohort with dropout in one go, and one client after the other, on the device."""
+def cohort(bench: Bench) -> tuple[nn.Module, list[UnitData]]:
+    """pfl-research's CNN, and a cohort's records on the device."""
     shape = (bench.sizes.records, 3, 32, 32)
     data = [
         UnitData(
@@ -354,22 +357,43 @@ def cohort_beside_alone(bench: Bench, name: str) -> Row:
         )
         for unit in range(bench.sizes.cohort)
     ]
-    model = pfl_cifar10.their_cnn(0).to(bench.device)
+    return pfl_cifar10.their_cnn(0).to(bench.device), data
+
+
+def in_one_go(
+    bench: Bench, model: nn.Module, data: Sequence[UnitData], images: ImageLayers | None = None
+) -> int:
+    """Train units, on a CPU all at once; return how many were."""
+    training = plain_sgd(learning_rate=UNIT_LEARNING_RATE, epochs=1, batch_size=UNIT_BATCH_SIZE)
+    at_once = len(data) if bench.device.type == "cpu" else None
+    trained = train_units(model, data, training, at_once=at_once, images=images)
+    return max(len(places) for places, _ in trained)
+
+
+def cohort_beside_alone(bench: Bench, name: str) -> Row:
+    """Train a cohort with dropout in one go, and one client after the other, on the device."""
+    model, data = cohort(bench)
     training = plain_sgd(learning_rate=UNIT_LEARNING_RATE, epochs=1, batch_size=UNIT_BATCH_SIZE)
     sizes: list[int] = []
-
-    def together() -> None:
-        at_once = len(data) if bench.device.type == "cpu" else None
-        sizes[:] = [
-            len(places) for places, _ in train_units(model, data, training, at_once=at_once)
-        ]
 
     def one_by_one() -> None:
         for unit in data:
             train_alone(copy.deepcopy(model), unit, training)
 
+    def together() -> None:
+        sizes.append(in_one_go(bench, model, data))
+
     row = timed(bench, Case(name=name, peer="one by one", ours=together, theirs=one_by_one))
     return row | {"units_per_s": len(data) / row["ours_s"], "at_once": max(sizes)}
+
+
+def products_beside_grouped(bench: Bench, name: str) -> Row:
+    """Train a cohort whose convolutions are products, and one whose are grouped."""
+    model, data = cohort(bench)
+    ours, theirs = (
+        partial(in_one_go, bench, model, data, images) for images in (PRODUCTS, GROUPED)
+    )
+    return timed(bench, Case(name=name, peer="grouped", ours=ours, theirs=theirs))
 
 
 def trained_units(

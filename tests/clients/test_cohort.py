@@ -19,9 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Rprop
 
-from fl_dp.clients.cohort import LocalTraining, UnitData, together, train_alone, train_units
+from fl_dp.clients.cohort import (
+    LocalTraining,
+    UnitData,
+    cohort_size,
+    together,
+    train_alone,
+    train_units,
+)
+from fl_dp.clients.cohort.cohort_size import units_at_once
+from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, image_layers
 from fl_dp.clients.cohort.mask_coins import MaskCoins
-from fl_dp.clients.cohort.together import units_at_once
+from fl_dp.clients.cohort.trained_rows import trained_rows
 from fl_dp.model_arrays import distinct_state
 
 pytestmark = pytest.mark.slow
@@ -275,6 +284,62 @@ def test_units_with_images_of_different_sizes_are_trained_in_one_call() -> None:
     ).double()
     rows = matrix(rows_of(model, units, training()))
     torch.testing.assert_close(rows, alone(model, units, training()), rtol=0, atol=1e-14)
+
+
+# Convolutions as products.
+
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Conv2d(2, 3, 3),
+    "padded": lambda: nn.Conv2d(2, 3, 3, padding=1, bias=False),
+    "strided": lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1),
+    "strides that leave a rest": lambda: nn.Conv2d(2, 3, (3, 2), stride=(2, 3), padding=(0, 1)),
+    "dilated": lambda: nn.Conv2d(2, 3, 3, dilation=2, padding=1, stride=2),
+    "of single pixels": lambda: nn.Conv2d(2, 3, 1, stride=2, bias=False),
+    "padded by more than the kernel": lambda: nn.Conv2d(2, 3, 1, padding=2),
+    "same": lambda: nn.Conv2d(2, 3, (3, 5), padding="same", dilation=(1, 2)),
+    "same on one side": lambda: nn.Conv2d(2, 3, 2, padding="same"),
+    "valid": lambda: nn.Conv2d(2, 3, 3, padding="valid"),
+    "reflected": lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+    "in groups": lambda: nn.Conv2d(2, 4, 3, groups=2),
+    "frozen": lambda: nn.Conv2d(2, 3, 3).requires_grad_(False),
+    "transposed": lambda: nn.ConvTranspose2d(2, 3, 3, stride=2),
+}
+
+
+@pytest.mark.usefixtures("only_together")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_as_a_product_is_the_grouped_one_up_to_rounding(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(  # one convolution before it, whose gradient it passes on
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.GroupNorm(1, 2), nn.Tanh(), CONVOLUTIONS[name]()),
+        *(nn.Tanh(), nn.MaxPool2d(2, 1), nn.Dropout2d(0.25), nn.AdaptiveAvgPool2d(2)),
+        *(nn.Flatten(), nn.LazyLinear(10)),
+    )
+    model(UNITS[0].features)
+    model, units = model.double(), in_float64(UNITS)
+    products, grouped = (
+        matrix(rows_of(model, units, training(), images=images)) for images in (PRODUCTS, GROUPED)
+    )
+    torch.testing.assert_close(products, grouped, rtol=0, atol=1e-13)
+    torch.testing.assert_close(products, alone(model, units, training()), rtol=0, atol=1e-13)
+    moved = (products[0] - flat(model)).abs()
+    assert moved[: 2 * 9].min() > 0.0  # the first layer, through all others
+
+
+def test_products_are_for_gpus() -> None:
+    assert image_layers(torch.device("cpu")) is GROUPED
+    assert image_layers(torch.device("cuda")) is PRODUCTS
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_by_products_units_do_not_meet(threads: int) -> None:
+    torch.set_num_threads(threads)
+    model, one, spoilt = MODELS["convolutions"], unit(7, 99), unit(8, 50)
+    spoilt.features[2, 0, 3] = math.nan
+    (expected,) = rows_of(model, [one], training(), images=PRODUCTS).values()
+    for company in ([unit(6, 2)], [*UNITS, unit(8, 50)], [spoilt, *UNITS, spoilt]):
+        rows = rows_of(model, [*company, one, *company], training(), images=PRODUCTS)
+        assert torch.equal(rows[len(company)], expected)
 
 
 def test_only_the_entries_asked_for_come_in_their_order() -> None:
@@ -559,7 +624,7 @@ def test_on_a_cpu_a_large_model_is_trained_one_by_one(
 ) -> None:
     together._log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="flwr.fl_dp.client")
-    monkeypatch.setattr(together, "_CPU_BYTES", 1 << 14)
+    monkeypatch.setattr(cohort_size, "_CPU_BYTES", 1 << 14)
     rows = rows_of(mlp(), UNITS, training())
     assert "as fast on a CPU" in caplog.text
     assert torch.equal(matrix(rows), alone(mlp(), UNITS, training()))
@@ -620,7 +685,7 @@ def test_chunks_grow_with_memory_and_are_powers_of_two() -> None:
 @pytest.mark.usefixtures("only_together")
 def test_a_chunk_that_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    whole = together._trained_at_once
+    whole = trained_rows
 
     def limited(model: Any, units: Any, *rest: Any) -> Tensor:
         tried.append(len(units))
@@ -628,7 +693,7 @@ def test_a_chunk_that_does_not_fit_into_memory_is_halved(monkeypatch: pytest.Mon
             raise torch.OutOfMemoryError
         return whole(model, units, *rest)
 
-    monkeypatch.setattr(together, "_trained_at_once", limited)
+    monkeypatch.setattr(together, "trained_rows", limited)
     units = [unit(4, seed) for seed in range(9)]
     rows = rows_of(mlp(), units, training(), at_once=8)
     assert tried == [8, 4, 2, 2, 2, 2, 1]

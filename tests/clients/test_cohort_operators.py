@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone, train_units
+from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
 
 FREE = (
     *("view", "_unsafe_view", "detach", "expand", "t.", "transpose", "permute", "slice", "select"),
@@ -72,7 +73,9 @@ def network() -> nn.Sequential:
     )
 
 
-def counted(clients: int, optimizer: Any, *, together: bool = True) -> tuple[Launched, Moved]:
+def counted(
+    clients: int, optimizer: Any, *, together: bool = True, images: ImageLayers | None = None
+) -> tuple[Launched, Moved]:
     units = [
         UnitData(features=torch.randn(50, 3, 8, 8), labels=torch.randint(10, (50,)), seed=seed)
         for seed in range(clients)
@@ -85,7 +88,7 @@ def counted(clients: int, optimizer: Any, *, together: bool = True) -> tuple[Lau
     model = network()
     with Moved() as moved, Launched() as launched:
         if together:
-            ((places, _),) = train_units(model, units, training, at_once=64)
+            ((places, _),) = train_units(model, units, training, at_once=64, images=images)
             assert len(places) == clients
         else:
             for unit in units:
@@ -94,17 +97,20 @@ def counted(clients: int, optimizer: Any, *, together: bool = True) -> tuple[Lau
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "most", "own_counters"),
+    ("optimizer", "images", "most", "own_counters"),
     [
-        (partial(torch.optim.SGD, lr=0.1), 458, 0),
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), 540, 0),
-        (partial(torch.optim.Adam, lr=0.1), 804, 40),  # its number of steps is the host's
+        (partial(torch.optim.SGD, lr=0.1), GROUPED, 458, 0),
+        (partial(torch.optim.SGD, lr=0.1), PRODUCTS, 542, 0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), GROUPED, 540, 0),
+        (partial(torch.optim.Adam, lr=0.1), GROUPED, 804, 40),  # its number of steps is the host's
     ],
 )
 def test_a_client_costs_two_operators_and_neither_a_copy_nor_a_wait(
-    optimizer: Any, most: int, own_counters: int
+    optimizer: Any, images: ImageLayers, most: int, own_counters: int
 ) -> None:
-    (few, moved_few), (many, moved_many) = (counted(clients, optimizer) for clients in (17, 32))
+    (few, moved_few), (many, moved_many) = (
+        counted(clients, optimizer, images=images) for clients in (17, 32)
+    )
     assert (many.operators - few.operators) / 15 <= 2  # the order of its records, its coins
     assert few.operators - 17 * 2 <= most
     assert few.waits == many.waits == own_counters

@@ -44,7 +44,7 @@ def train_alone(model: nn.Module, data: UnitData, training: LocalTraining) -> No
         for batch in training.batches(count, data.seed):
             rows = torch.from_numpy(batch).to(device)
             x, y = features[rows], labels[rows]  # copies, into which a module may write
-            with ModelLayers(coins, many=False, padding=width / len(batch)):
+            with ModelLayers(coins, padding=width / len(batch)):
                 losses = training.loss(model(x), y)
             require_one_a_record(losses, len(batch))
             step(optimizer, parameters, losses.mean())

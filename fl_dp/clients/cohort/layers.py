@@ -1,16 +1,12 @@
 """Layers of many models at once, under `torch.vmap`, by which no model meets another.
 
-**Channels side by side.** `torch.vmap` moves the models into a pooling layer's batch and separates
-a convolution from its bias. Both copy whole activations, and lose channels last, the memory order
-in which these layers are fast. Here the models' channels stay side by side and nothing is copied: a
-convolution of all models is one grouped convolution.
+**Images** have layers of their own (`image_layers`). **Dropout** takes each model's own coins
+(`MaskCoins`). **Indices** of classes and tables are clamped: a kernel would read another model's
+table, or stop all work on a GPU. **What mixes** is refused: BatchNorm, and hooks on tensors, which
+would see all models.
 
-**Dropout** takes each model's own coins (`MaskCoins`). **Indices** of classes and tables are
-clamped: a kernel would read another model's table, or stop all work on a GPU. **What mixes** is
-refused: BatchNorm, and hooks on tensors, which would see all models.
-
-    >>> with ModelLayers(coins, model_numbers):
-    ...     logits = torch.vmap(forward, in_dims=(0, 1))(parameters, side_by_side(images))
+    >>> with ModelLayers(coins, many):
+    ...     logits = torch.vmap(forward, in_dims=(0, many.dim))(parameters, many.laid_out(images))
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fl_dp.clients.per_record.vmap_rules import own_rules_of_the_package
 
+from .image_layers import ImageLayers
 from .mask_coins import MaskCoins
 
 
@@ -38,17 +35,20 @@ class ModelLayers(TorchFunctionMode):
         coins_asked: Coins that one model's layers asked for, if `coins` is None.
     """
 
-    def __init__(self, coins: MaskCoins | None, *, many: bool, padding: float = 1.0) -> None:
+    def __init__(
+        self, coins: MaskCoins | None, many: ImageLayers | None = None, *, padding: float = 1.0
+    ) -> None:
         """Take the models' coins.
 
         Args:
             coins: None: nothing drops out, and the coins are counted.
-            many: Whether this is inside `torch.vmap`, over the models.
+            many: Layers of images inside `torch.vmap`, over the models; None: of one model.
             padding: As for `MaskCoins.mask`, of one model.
         """
         super().__init__()
         self.coins_asked = 0
-        self._coins, self._many, self._padding = coins, many, padding
+        self._coins, self._many, self._padding = coins, many is not None, padding
+        self._stand_ins = {} if many is None else {**many.functions, **_REFUSED}
         #: A number for each model, batched by `torch.vmap`: so every mask is a model's own.
         self.number: Tensor | None = None
 
@@ -61,8 +61,8 @@ class ModelLayers(TorchFunctionMode):
     ) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
-        if self._many and func in _LAYERS:
-            func = _LAYERS[func]
+        if func in self._stand_ins:
+            func = self._stand_ins[func]
         elif func in _CLAMPED:
             args, kwargs = _CLAMPED[func](*args, **kwargs)
         elif func in _DROPOUTS:
@@ -122,93 +122,6 @@ class _DroppedOut(torch.autograd.Function):
         return x * coins.masks(units, shape, p, x.dtype).movedim(0, dim), dim
 
 
-def side_by_side(images: Tensor) -> Tensor:
-    """Return images `(units, rows, C, H, W)` as `(rows, units, C, H, W)`, channels last."""
-    return images.permute(1, 3, 4, 0, 2).contiguous().permute(0, 3, 4, 1, 2)
-
-
-class _Together(torch.autograd.Function):
-    """Calls a layer once for all models; autograd sees only that call."""
-
-    @staticmethod
-    def forward(call: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        return call(1, *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep nothing."""
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        call: Callable[..., Tensor],
-        x: Tensor,
-        *parameters: Tensor | None,
-    ) -> tuple[Tensor, int]:
-        units = info.batch_size
-        merged: list[Tensor | None] = [_merged(x, in_dims[1], units, 1)]
-        for parameter, dim in zip(parameters, in_dims[2:], strict=True):
-            merged.append(None if parameter is None else _merged(parameter, dim, units, 0))
-        return torch.unflatten(call(units, *merged), 1, (units, -1)), 1
-
-
-def _merged(tensor: Tensor, dim: int | None, units: int, channels: int) -> Tensor:
-    """Merge the units' dimension, if there is one, into that of the channels."""
-    if dim is None:
-        sizes = list(tensor.shape)
-        sizes.insert(channels, units)
-        tensor, dim = tensor.unsqueeze(channels).expand(sizes), channels
-    return tensor.movedim(dim, channels).flatten(channels, channels + 1)
-
-
-def _conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    def call(units: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.conv2d(x, weight, bias, stride, padding, dilation, units * groups)
-
-    return _with_units(call, x, weight, bias)
-
-
-def _max_pool2d(x: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
-    if return_indices:
-        return functional.max_pool2d(x, *args, return_indices=True, **kwargs)
-
-    def call(units: int, x: Tensor) -> Tensor:
-        pooled: Tensor = functional.max_pool2d(x, *args, **kwargs)
-        return pooled
-
-    return _with_units(call, x)
-
-
-def _group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    def call(units: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.group_norm(x, units * num_groups, weight, bias, eps)
-
-    return _with_units(call, x, weight, bias)
-
-
-def _with_units(call: Callable[..., Tensor], x: Tensor, *parameters: Tensor | None) -> Tensor:
-    if x.dim() != 4:  # one image without a batch, or no image
-        return call(1, x, *parameters)
-    apply: Callable[..., Tensor] = _Together.apply
-    with own_rules_of_the_package():
-        return apply(call, x, *parameters)
-
-
 def _batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     training = kwargs.get("training", args[4] if len(args) > 4 else False)
     if training:
@@ -220,10 +133,7 @@ def _no_hook(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("a hook on a tensor would see all clients: leave it out")
 
 
-_LAYERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    functional.conv2d: _conv2d,
-    functional.max_pool2d: _max_pool2d,
-    functional.group_norm: _group_norm,
+_REFUSED: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.batch_norm: _batch_norm,
     Tensor.register_hook: _no_hook,
     Tensor.register_post_accumulate_grad_hook: _no_hook,
