@@ -203,9 +203,11 @@ def _require_one_way(
 
 def _require_own_packages(options: list[str], policy: Path) -> None:
     """Refuse to install packages for an app whose packages the owner has approved."""
-    from fl_dp.gate.policy import GatePolicy, Promise
+    from fl_dp.gate.policy import GatePolicy, GatePromise
 
-    if GatePolicy.read(policy).keys.promise is Promise.RECORD and _values_of(_INSTALLS, options):
+    if GatePolicy.read(policy).keys.promise is GatePromise.RECORD and _values_of(
+        _INSTALLS, options
+    ):
         raise ValueError(
             "under dp-gate-promise: record the app has the packages of dp-gate-environment: leave "
             f"{_INSTALLS} out"

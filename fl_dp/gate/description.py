@@ -13,13 +13,14 @@ from fl_dp.ledger.node import Account, Tally
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import rounded_up
 
-from .policy import FULL_HASH, GatePolicy, Promise
+from .policy import FULL_HASH, GatePolicy, GatePromise
 
 _PROMISES = {
-    Promise.LOCAL: "adds Gaussian noise of {noise:g} times that norm at least, whatever the app "
-    "does",
-    Promise.DISTRIBUTED: "adds its share of noise and masks it: sums alone are opened",
-    Promise.CLIP: "adds no noise: it relies upon the server's, and promises no epsilon of its own",
+    GatePromise.LOCAL: "adds Gaussian noise of {noise:g} times that norm at least, whatever the "
+    "app does",
+    GatePromise.DISTRIBUTED: "adds its share of noise and masks it: sums alone are opened",
+    GatePromise.CLIP: "adds no noise: it relies upon the server's, and promises no epsilon of its "
+    "own",
 }
 
 
@@ -27,7 +28,7 @@ def describe_gate(policy: GatePolicy) -> PolicyDescription:
     """Describe what a gate with this policy does, after a look at the files that it names."""
     owner, keys = NodeConfig.of(policy.node_config), policy.keys
     limits = describe_limits(owner)
-    of_records = keys.promise is Promise.RECORD
+    of_records = keys.promise is GatePromise.RECORD
     on_apps = _of_named_app(policy) if of_records else _of_any_app(policy)
     try:
         room, lack = _room(policy, owner)
@@ -50,12 +51,12 @@ def _room(policy: GatePolicy, owner: NodeConfig) -> tuple[list[str], list[str]]:
     """Say how many answers fit into the cap, and what is wrong with it."""
     event: PrivacyEvent
     match policy.keys.promise, owner.cap:
-        case Promise.LOCAL, PrivacyBudget() as cap:
+        case GatePromise.LOCAL, PrivacyBudget() as cap:
             noise = policy.least_noise
             event, count = noise.mechanism().event(), 1
             relation = NeighboringRelation(noise.neighboring_relation)
             unit, answer, remedy = "client", "answer", "raise dp-gate-noise-multiplier"
-        case Promise.RECORD, PrivacyBudget() as cap:
+        case GatePromise.RECORD, PrivacyBudget() as cap:
             plan = policy.record_plan
             event, count, relation = plan.event, plan.steps, plan.neighboring_relation
             unit, answer, remedy = "record", "training", "write other terms in dp-gate-dp-sgd"

@@ -94,7 +94,7 @@ _Text = Annotated[str, StringConstraints(min_length=1, pattern="^[^\\n]*$")]
 FULL_HASH = 64  # hexadecimal digits
 
 
-class Promise(StrEnum):
+class GatePromise(StrEnum):
     """How a gate treats an update before it leaves."""
 
     LOCAL = "local"
@@ -120,7 +120,7 @@ class GateKeys(BaseModel):
         hide_input_in_errors=True,
     )
 
-    promise: Promise = Field(
+    promise: GatePromise = Field(
         description="What happens to each update before it leaves. `local` clips it and adds "
         "noise. `distributed` clips it, adds a share of noise and masks it for a "
         "[secure sum](secure-aggregation.md). `clip` clips it, and relies upon the server's noise. "
@@ -210,36 +210,55 @@ _MULTIPLIER = "dp-gate-noise-multiplier"
 _NUMBERS = ("dp-gate-metrics", "dp-gate-evaluation")
 _LEDGER = {"dp-ledger-path": "/srv/private/ledger.db"}
 _CAP = {"dp-max-epsilon": "4.0"}
-_NEEDED = {
-    Promise.LOCAL: _LEDGER | _CAP | _NORM | {_MULTIPLIER: "8.0"},
-    Promise.DISTRIBUTED: _LEDGER | _CAP | _NORM,  # a sum's charge decides its noise
-    Promise.CLIP: _LEDGER | _NORM,  # the ledger notes that the site relied upon the server
-    Promise.RECORD: _LEDGER
-    | _CAP
-    | {
-        "dp-allowed-apps": "hospital/heart@ with all 64 digits of the bundle's SHA-256",
-        "dp-gate-dp-sgd": "{noise-multiplier: 1.1, sampling-rate: 0.01, steps: 20, "
-        "clipping-norm: 1.0}",
-        "dp-gate-environment": "/srv/app/venv",
-    },
-}
-_IDLE: dict[Promise, tuple[str, ...]] = {
-    Promise.LOCAL: (*KEYS_OF_SUMS, *KEYS_OF_RECORDS),
-    Promise.DISTRIBUTED: (_MULTIPLIER, *KEYS_OF_RECORDS),
-    Promise.CLIP: (*_CAP, "dp-max-delta", _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS, *KEYS_OF_RECORDS),
-    Promise.RECORD: (*_NORM, _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS),
-}
-_REQUIRED = {
-    Promise.LOCAL: "local",
-    Promise.DISTRIBUTED: "distributed",
-    Promise.CLIP: "none",
-    Promise.RECORD: "record",
-}
 
 
-_BESIDE_THE_LEDGER = {
-    Promise.DISTRIBUTED: "its keys of secure sums",
-    Promise.RECORD: "the marks of trainings that did not end",
+@dataclass(frozen=True, kw_only=True)
+class _Rules:
+    """What a promise asks of the rest of a policy's file.
+
+    Attributes:
+        needed: Keys that it can't do without, each with an example.
+        idle: Keys that have no effect with it.
+        required: The node's own key `dp-require-privacy`.
+        beside_ledger: What the gate keeps beside its ledger, which must then be a file.
+    """
+
+    needed: Mapping[str, str]
+    idle: tuple[str, ...]
+    required: str
+    beside_ledger: str | None = None
+
+
+_RULES = {
+    GatePromise.LOCAL: _Rules(
+        needed=_LEDGER | _CAP | _NORM | {_MULTIPLIER: "8.0"},
+        idle=(*KEYS_OF_SUMS, *KEYS_OF_RECORDS),
+        required="local",
+    ),
+    GatePromise.DISTRIBUTED: _Rules(
+        needed=_LEDGER | _CAP | _NORM,  # a sum's charge decides its noise
+        idle=(_MULTIPLIER, *KEYS_OF_RECORDS),
+        required="distributed",
+        beside_ledger="its keys of secure sums",
+    ),
+    GatePromise.CLIP: _Rules(
+        needed=_LEDGER | _NORM,  # the ledger notes that the site relied upon the server
+        idle=(*_CAP, "dp-max-delta", _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS, *KEYS_OF_RECORDS),
+        required="none",
+    ),
+    GatePromise.RECORD: _Rules(
+        needed=_LEDGER
+        | _CAP
+        | {
+            "dp-allowed-apps": "hospital/heart@ with all 64 digits of the bundle's SHA-256",
+            "dp-gate-dp-sgd": "{noise-multiplier: 1.1, sampling-rate: 0.01, steps: 20, "
+            "clipping-norm: 1.0}",
+            "dp-gate-environment": "/srv/app/venv",
+        },
+        idle=(*_NORM, _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS),
+        required="record",
+        beside_ledger="the marks of trainings that did not end",
+    ),
 }
 
 
@@ -275,11 +294,11 @@ class GatePolicy:
                 )
         keys = checked_keys(GateKeys, own, str(file))
         _require_consistent(file, keys, others)
-        if keys.promise is Promise.LOCAL:
+        if keys.promise is GatePromise.LOCAL:
             _require_noise(file, keys)
-        node_config = others | {"dp-require-privacy": _REQUIRED[keys.promise]}
+        node_config = others | {"dp-require-privacy": _RULES[keys.promise].required}
         owner = NodeConfig.of(node_config)
-        if keys.promise is Promise.RECORD:
+        if keys.promise is GatePromise.RECORD:
             _require_one_app(file, owner)
         return cls(keys=keys, node_config=node_config)
 
@@ -354,25 +373,24 @@ def _require_noise(file: Path, keys: GateKeys) -> None:
 
 def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -> None:
     """Refuse a promise without its ledger, or with keys that have no effect."""
-    promise = keys.promise
+    promise, rules = keys.promise, _RULES[keys.promise]
     own_keys = {GATE_PREFIX + name.replace("_", "-") for name in keys.model_fields_set}
     keys_set = set(others) | own_keys
-    for key, example in _NEEDED[promise].items():
+    for key, example in rules.needed.items():
         if key not in keys_set:
             raise NodeConfigError(
                 f"{file}: dp-gate-promise: {promise} needs a line `{key}: {example}`"
             )
-    for key in _IDLE[promise]:
+    for key in rules.idle:
         if key in keys_set:
             raise NodeConfigError(
                 f"{file}: under dp-gate-promise: {promise} the line {key} says nothing: leave it "
                 "out"
             )
-    companion = _BESIDE_THE_LEDGER.get(promise)
-    if companion is not None and "://" in str(others["dp-ledger-path"]):
+    if rules.beside_ledger is not None and "://" in str(others["dp-ledger-path"]):
         raise NodeConfigError(
-            f"{file}: a gate keeps {companion} beside its ledger, which must be a file: write "
-            "dp-ledger-path: /srv/private/ledger.db"
+            f"{file}: a gate keeps {rules.beside_ledger} beside its ledger, which must be a file: "
+            "write dp-ledger-path: /srv/private/ledger.db"
         )
 
 

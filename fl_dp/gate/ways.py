@@ -57,7 +57,7 @@ from .metrics import (
     summed_evaluation,
 )
 from .pinned import pinned_content, plan_by_terms, require_pinned_run
-from .policy import GatePolicy, Promise
+from .policy import GatePolicy, GatePromise
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -400,11 +400,11 @@ class RecordWay(Way):
         return mark
 
 
-_WAYS: dict[Promise, Callable[[GatePolicy, JudgedRun], Way]] = {
-    Promise.LOCAL: LocalWay,
-    Promise.DISTRIBUTED: DistributedWay,
-    Promise.CLIP: ClipWay,
-    Promise.RECORD: RecordWay,
+_WAYS: dict[GatePromise, Callable[[GatePolicy, JudgedRun], Way]] = {
+    GatePromise.LOCAL: LocalWay,
+    GatePromise.DISTRIBUTED: DistributedWay,
+    GatePromise.CLIP: ClipWay,
+    GatePromise.RECORD: RecordWay,
 }
 
 

@@ -12,7 +12,7 @@ import yaml
 from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent
 from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
 from fl_dp.gate.description import describe_gate
-from fl_dp.gate.policy import GatePolicy, Promise
+from fl_dp.gate.policy import GatePolicy, GatePromise
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit
 
@@ -69,7 +69,7 @@ def charge_one(policy: GatePolicy) -> None:
     """Charge what one training behind such a gate costs, as its mods do."""
     owner = NodeConfig.of(policy.node_config)
     event: PrivacyEvent
-    if policy.keys.promise is Promise.LOCAL:
+    if policy.keys.promise is GatePromise.LOCAL:
         event, count, unit = policy.least_noise.mechanism().event(), 1, "client"
     else:
         plan = policy.record_plan

@@ -19,7 +19,7 @@ from fl_dp.gate.policy import (
     KEYS_OF_RECORDS,
     KEYS_OF_SUMS,
     GatePolicy,
-    Promise,
+    GatePromise,
 )
 from fl_dp.plan import RecordPlan
 
@@ -70,7 +70,7 @@ def read(folder: Path, keys: dict[str, Any], **changed: Any) -> GatePolicy:
 
 def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_path: Path) -> None:
     policy = read(tmp_path, LOCAL, **{"dp-allowed-apps": ["a/b", "c/d>=2"]})
-    assert policy.keys.promise is Promise.LOCAL
+    assert policy.keys.promise is GatePromise.LOCAL
     assert policy.least_noise.noise_multiplier == 4.0
     owner = NodeConfig.of(policy.node_config)
     assert owner.required == (frozenset({"local"}),)
@@ -183,7 +183,7 @@ def test_the_page_has_a_row_for_each_key_and_names_each_other_that_is_taken() ->
 def test_the_policies_of_the_page_can_be_meant(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
     texts = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    for text, promise in zip(texts, (Promise.LOCAL, Promise.RECORD), strict=True):
+    for text, promise in zip(texts, (GatePromise.LOCAL, GatePromise.RECORD), strict=True):
         file = tmp_path / "policy.yaml"
         file.write_text(text)
         assert GatePolicy.read(file).keys.promise is promise
