@@ -97,13 +97,14 @@ class NoiseSchedule(Arguments):
 
     Attributes:
         name: The shape: constant, seed_rule, linear, exponential, step, cosine or custom.
-        spend: Where most of the budget goes, "early" or "late"; one reverses the other. None:
-            early for seed_rule, late for all others. Must be None for custom, whose weights have
-            an order.
-        floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
-        levels: Most distinct weights. None allows one for each round.
-        weights: For custom only: one per round, positive and finite, in any unit; the largest
-            becomes 1, the smallest must be at least 1e-6 of it.
+        spend: Where the larger part goes, `early` or `late`; None is early for `seed_rule`, late
+            for the others. `custom` has no such choice: its weights have an order.
+        floor: Smallest relative spend of a round, in [1e-6, 1]; without effect on `constant` and
+            `custom`.
+        levels: Most distinct weights, and so noise multipliers; None gives each round its own,
+            which is slow beyond some hundred rounds.
+        weights: Relative spend of each round, required by `custom`, in any unit: the largest
+            becomes 1, the smallest is at least 1e-6 of it.
     """
 
     name: str = "constant"

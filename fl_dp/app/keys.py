@@ -9,19 +9,17 @@ the errors and docs/configuration.md can't disagree with the checks.
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
 from .schema import groups
 from .settings import CHOICES, OPTIONS, CurveSettings, Settings
 from .settings.checks import is_tracked, is_tunable
 from .settings.options import chosen_by
+from .settings.sentences import sentences_of
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",
@@ -129,7 +127,7 @@ def all_keys() -> dict[str, Key]:
 
 def _keys(group: str, settings: Any, *, all_tracked: bool = False) -> Iterator[Key]:
     """Yield a group's keys, with those of inner groups."""
-    helps, types = _attributes(type(settings)), get_type_hints(type(settings))
+    helps, types = sentences_of(type(settings)), get_type_hints(type(settings))
     for setting in fields(settings):
         name, kind, default = setting.name, types[setting.name], getattr(settings, setting.name)
         if group and is_dataclass(kind):
@@ -146,7 +144,7 @@ def _keys(group: str, settings: Any, *, all_tracked: bool = False) -> Iterator[K
                 kind=_KINDS[kind],
                 nullable=nullable,
                 choices=CHOICES.get(key, setting.metadata.get("choices", ())),
-                help=helps.get(name, ""),
+                help=setting.metadata.get("help", helps.get(name, "")),
                 tracked=all_tracked or is_tracked(setting),
                 tunable=is_tunable(setting),
             )
@@ -198,25 +196,3 @@ def in_yaml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
-
-
-def _attributes(settings: type) -> dict[str, str]:
-    """Sentences under `Attributes:` in the docstrings of a class and its bases."""
-    sentences: dict[str, str] = {}
-    for base in reversed(settings.__mro__):
-        if is_dataclass(base):
-            sentences |= _own_attributes(base)
-    return sentences
-
-
-def _own_attributes(settings: type) -> dict[str, str]:
-    _, _, entries = (inspect.cleandoc(settings.__doc__ or "")).partition("Attributes:\n")
-    sentences: dict[str, str] = {}
-    for line in takewhile(lambda line: line.startswith("    "), entries.splitlines()):
-        entry = re.match(r" {4}(\w+): (.*)", line)
-        if entry is not None:
-            name = entry[1]
-            sentences[name] = entry[2]
-        elif sentences:
-            sentences[name] += f" {line.strip()}"
-    return sentences

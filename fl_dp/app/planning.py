@@ -135,7 +135,8 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
 
 def make_clipping(settings: Settings) -> Clipping:
     """Clipping of a run's updates."""
-    return settings.clipping.make(partial(_num_layers, settings))
+    rule: Clipping = settings.clipping.make(num_arrays=partial(_num_layers, settings))
+    return rule
 
 
 def check_layers(settings: Settings) -> None:
@@ -144,7 +145,7 @@ def check_layers(settings: Settings) -> None:
     Raises:
         ValueError: It has more or fewer.
     """
-    norms = settings.clipping.norms
+    norms = settings.clipping.get("norms")
     if norms is not None and len(norms) != (arrays := _num_layers(settings)):
         raise OptionError(
             f"clipping.norms has {len(norms)} norms and model={settings.model.name} has "
@@ -182,7 +183,7 @@ def _chosen(settings: Settings) -> dict[str, Any]:
         "total_weight": settings.total_weight,
         "coins_at_nodes": settings.selection.coins_at_nodes or None,
     }
-    schedule = settings.schedule.noise_schedule
+    schedule = settings.schedule.make()
     if schedule != NoiseSchedule():
         chosen["schedule"] = schedule
     if isinstance(privacy, CorrelatedPrivacySettings):

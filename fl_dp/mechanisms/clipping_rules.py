@@ -17,7 +17,8 @@ class FixedClipping(Arguments):
     """One L2 bound on the whole update, the same in every round.
 
     Attributes:
-        norm: The bound, in the model's units.
+        norm: L2 bound on one unit's whole update, in the model's units (L1 with Laplace noise);
+            where it adapts, of the first round.
     """
 
     kind: ClassVar[str] = "fixed"

@@ -249,26 +249,11 @@ Clipping: TypeAlias = FixedClipping | PowerClipping |''',
             '    "PerLayerClipping",\n': '    "PerLayerClipping",\n    "PowerClipping",\n',
         },
         "fl_dp/app/settings/clippings.py": {
-            "CLIPPINGS: tuple[": '''@dataclass(kw_only=True)
-class PowerClippingSettings(ClippingSettings):
-    """A bound that is a power of two.
-
-    Attributes:
-        power: Of two.
-    """
-
-    name: str = tracked("power")
-    power: int = tracked(-2)
-
-    def make(self, num_arrays: Callable[[], int]) -> Clipping:
-        """Return what bounds an update."""
-        from fl_dp.mechanisms import PowerClipping
-
-        return PowerClipping(power=self.power)
-
-
-CLIPPINGS: tuple[''',
-            "    ClippingSettings(),\n": "    ClippingSettings(),\n    PowerClippingSettings(),\n",
+            "FixedClipping, PerLayerClipping\n": "FixedClipping, PerLayerClipping, PowerClipping\n",
+            '    "adaptive": _clipping(': (
+                '    "power": _clipping("power", made_by(PowerClipping, power=key(default=-2))),\n'
+                '    "adaptive": _clipping('
+            ),
         },
     },
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import Field, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fl_dp.option_errors import OptionError
 
@@ -109,3 +109,7 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
     if value is not None and value not in allowed:
         nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, allowed, 1))
         raise OptionError(f"{key} must be one of {', '.join(allowed)}, got '{value}'{nearest}")
+
+
+Positive = Annotated[float, positive]
+"""A number that is positive and finite."""

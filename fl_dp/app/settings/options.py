@@ -25,9 +25,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "features": {option.name: option for option in FEATURES},
     "privacy": {option.mode: option for option in PROMISES},
     "dp_sgd": {"on" if option.enabled else "off": option for option in DP_SGD},
-    "clipping": {option.name: option for option in CLIPPINGS},
+    "clipping": {name: option() for name, option in CLIPPINGS.items()},
     "selection": {option.name: option for option in SELECTIONS},
-    "schedule": {option.name: option for option in SCHEDULES},
+    "schedule": {name: option() for name, option in SCHEDULES.items()},
     "server_optimizer": {option.name: option for option in SERVER_OPTIMIZERS},
     "tracking": {option.name: option for option in TRACKINGS},
 }

@@ -29,8 +29,8 @@ _UNITS = "simulation.units_per_node"
 _STATISTIC = "statistic.query"
 _OF_ONE_KIND = ("buffered", "own_budgets")  # of clients as units, with plans of their own
 _EACH_SELECTION = tuple(option.name for option in SELECTIONS if option.name not in _OF_ONE_KIND)
-_EACH_CLIPPING = tuple(option.name for option in CLIPPINGS)
-_EACH_SCHEDULE = tuple(option.name for option in SCHEDULES)
+_EACH_CLIPPING = tuple(CLIPPINGS)
+_EACH_SCHEDULE = tuple(SCHEDULES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,17 @@ from fl_dp.option_errors import Exclusion, OptionError, require_compatible
 from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import ALL_TRACKED, at_least, choices, positive, tracked
-from .clippings import ClippingSettings
+from .clippings import CLIPPINGS
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
 from .features import FeaturesSettings
 from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
+from .option import Option
 from .options import OPTIONS, option_of, with_values
 from .promises import CentralPrivacySettings, PrivacySettings, PromiseSettings
 from .released import MetricsSettings
-from .schedules import ScheduleSettings
+from .schedules import SCHEDULES
 from .selections import PoissonSettings, SelectionSettings
 from .simulation import SimulationSettings
 from .statistic import StatisticSettings
@@ -67,10 +68,10 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
-    clipping: ClippingSettings = field(default_factory=ClippingSettings)
+    clipping: Option = field(default_factory=CLIPPINGS["fixed"])
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     selection: SelectionSettings = field(default_factory=PoissonSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    schedule: Option = field(default_factory=SCHEDULES["constant"])
     server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     compression: CompressionOptions = field(
