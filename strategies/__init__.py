@@ -25,7 +25,7 @@ from .selection import (
 )
 from .together import check_together
 from .unprotected import UnprotectedFedAvg
-from .utility_selection import DPUtilitySelection, ExponentialSelection
+from .utility_selection import ExponentialSelection
 
 __all__ = [
     "AdaptiveClipping",
@@ -37,7 +37,6 @@ __all__ = [
     "Cohort",
     "DPFedAvg",
     "DPFedBuff",
-    "DPUtilitySelection",
     "Draw",
     "ExponentialSelection",
     "FixedClipping",

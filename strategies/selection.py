@@ -21,7 +21,6 @@ from fl_dp.accounting import (
     History,
     PrivacyEvent,
     Sampling,
-    UtilityPoissonSampling,
     VisibleSampling,
 )
 from fl_dp.accounting.sampling import BufferedSampling, SeenSampling
@@ -308,8 +307,6 @@ def selection_of(sampling: Sampling) -> Selection:
             return BufferedSelection(sampling)
         case VisibleSampling():
             return PublicSelection(sampling)
-        case UtilityPoissonSampling():
-            raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
         case _:
             return LawSelection(sampling)
 

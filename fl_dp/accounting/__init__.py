@@ -17,7 +17,6 @@ from .sampling import (
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
-    UtilityPoissonSampling,
     VisibleSampling,
 )
 from .schedules import NoiseSchedule
@@ -61,7 +60,6 @@ __all__ = [
     "Sampling",
     "SharedNoise",
     "TruncatedPoissonSampling",
-    "UtilityPoissonSampling",
     "VisibleSampling",
     "calibrate_noise_multiplier",
     "default_delta",

@@ -16,10 +16,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.arguments import read_fields
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import Checked, GaussianEvent
-from fl_dp.option_errors import IncompatibleOptions, OptionError, require_positive, require_rate
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .budget import NeighboringRelation
 from .events import (
@@ -327,57 +326,6 @@ class TruncatedPoissonSampling(Sampling):
     def describe(self, unit: str = "client") -> str:
         """One phrase for people."""
         return f"Poisson, secret coins, cut at random to at most {self.max_cohort} {unit}s"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UtilityPoissonSampling(Sampling):
-    """Secret coins whose rates follow noisy utilities, up to a public bound.
-
-    Attributes:
-        largest_rate: Upper bound on every unit's rate, in (0, 1]: the rate that is charged.
-        cohort: Expected size that rates aim at: the public denominator.
-    """
-
-    kind: ClassVar[str] = "utility-poisson"
-    relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
-    largest_rate: float
-    cohort: float
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        read_fields(self)
-        require_rate(largest_rate=self.largest_rate)
-        require_positive(cohort=self.cohort)
-
-    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """A Gaussian, Poisson-sampled at the largest rate."""
-        return PoissonGaussianEvent(
-            noise_multiplier=noise_multiplier, sampling_rate=self.largest_rate
-        )
-
-    def expected_cohort(self, num_units: int) -> float:
-        """The size that the rates aim at."""
-        return self.cohort
-
-    def describe(self, unit: str = "client") -> str:
-        """One phrase for people."""
-        return (
-            f"Poisson, secret coins at rates up to {self.largest_rate:g} that follow noisy "
-            "utilities, which are charged on their own"
-        )
-
-    def check(self, num_units: int) -> None:
-        """Refuse a cohort that the rates can't reach."""
-        super().check(num_units)
-        if self.cohort > self.largest_rate * num_units:
-            raise OptionError(
-                f"a cohort of {self.cohort:g} out of {num_units} needs rates above "
-                f"largest_rate={self.largest_rate:g}: raise it or ask for a smaller cohort"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 
+_GONE = {
+    "selection=dp_utility": "selection=poisson, or selection=exponential to choose by a utility"
+}
+"""Options that earlier versions had, and what to write instead."""
+
 _PLAIN = re.compile(r"[\w./~-]+")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 
@@ -234,6 +239,9 @@ def _check_option(group: str, option: str) -> None:
     options = group_options()[group]
     if option in options:
         return
+    instead = _GONE.get(f"{group}={option}")
+    if instead is not None:
+        raise ConfigError(f"{group}={option} is gone: write {instead}")
     near = get_close_matches(option, options, 1, 0.6)
     hint = f": did you mean {group}={near[0]}?" if near else ""
     raise ConfigError(

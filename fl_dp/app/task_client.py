@@ -23,7 +23,6 @@ from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_QUERY_KEY,
-    UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.datasets.forms import SCALED_LABELS
@@ -67,8 +66,8 @@ class TaskClient(NumPyClient):
     """Trains one unit on its part of the task, or on the data of its node's `dp-data-path`.
 
     The number of records is reported as 1: the strategy weights clients alike, and the true number
-    stays private. A round's instruction, a utility query or a statistic's query gets the true
-    number, which does not leave the node.
+    stays private. A round's instruction or a statistic's query gets the true number, which does not
+    leave the node.
     """
 
     def __init__(self, context: Context, unit: int = 0) -> None:
@@ -382,8 +381,7 @@ def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
 
 def _stays_on_the_node(config: dict[str, Scalar]) -> bool:
     """Whether the node bounds a unit's report before anything of it leaves."""
-    keys = (INSTRUCTION_KEY, UTILITY_QUERY_KEY, STATISTIC_QUERY_KEY)
-    return any(key in config for key in keys)
+    return INSTRUCTION_KEY in config or STATISTIC_QUERY_KEY in config
 
 
 def _metrics(

@@ -30,7 +30,6 @@ from fl_dp.protocol.keys import (
     METRICS_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
-    UTILITY_ACTION,
     UTILITY_METRIC,
 )
 from fl_dp.secagg import Refused
@@ -41,7 +40,7 @@ from .coins import coins_mod
 from .identity import ArraysFn, identity_handler
 from .owner.deadline import deadline_mod
 from .owner.node_policy import node_policy_mod
-from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
+from .queries import StatisticsFn, evaluation_handler, statistic_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, metrics_in, only_record
 from .secure_node import secure_node_handlers
@@ -190,7 +189,6 @@ def numpy_client_app(
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), summed))
-    app.query(UTILITY_ACTION)(guarded(utility_handler(make_client, hosted), summed))
     for action, handler in secure_node_handlers().items():
         app.query(action)(guarded(handler, owners))
     return app

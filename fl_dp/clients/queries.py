@@ -1,13 +1,11 @@
-"""Questions about data: a node's part of a statistic, a model's quality, and a utility.
+"""Questions about data: a node's part of a statistic, and a model's quality.
 
 Each handler lists its config keys, and its reply: one record of its kind.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -17,24 +15,18 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.typing import NDArrays
 from numpy.typing import NDArray
 
-from fl_dp.codec import decode_text
 from fl_dp.documents import real_number
-from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     METRICS_KEY,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
-    UTILITY_METRIC,
-    UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Evaluation, Query, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.user_code import Contained, own_chance
 
 from .records import Config, config_of, metrics_in, number_in, only_record
-from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
 
 StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
@@ -146,57 +138,6 @@ def _contributions(
         raise failures[0]
     metrics = MetricRecord({CONTRIBUTION_METRIC: contributions})
     return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
-
-
-def utility_handler(
-    client_fn: Callable[[Context], NumPyClient], units: NodeUnits
-) -> ClientAppCallable:
-    """Return a handler that evaluates the model and answers with noisy utilities.
-
-    Privacy: as `UtilityQuery` says. A unit that is not hosted or whose `evaluate` fails answers
-    with noise around the null; only the node's log says so. The noise parameters come from the
-    server, which has to be honest about them.
-
-    Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-utility`. Reply:
-    MetricRecord `{"fl-dp-utility": [float]}`, one number per unit asked.
-    """
-
-    def answer(message: Message, context: Context) -> Message:
-        _, model = only_record(message.content.array_records, "ArrayRecord")
-        config = config_of(message)
-        query = decode_text(UtilityQuery, str(config[UTILITY_QUERY_KEY]))
-        makers: list[Callable[[], NumPyClient]]
-        if query.units is None:
-            makers = [partial(client_fn, context)]
-        else:
-            hosted = units.count(context, config)
-            makers = [partial(_hosted, units, context, unit, hosted) for unit in query.units]
-        utilities: list[float] = []
-        for make_client in makers:
-            utility = math.nan
-            with (
-                Contained("a utility could not be measured; the server gets the noised null"),
-                own_chance(),
-            ):
-                utility = _utility(make_client(), model, config, query.utility)
-            utilities.append(utility)
-        metrics = MetricRecord({UTILITY_METRIC: query.privatize(utilities, SecureRandom())})
-        return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
-
-    return answer
-
-
-def _hosted(units: NodeUnits, context: Context, unit: int, hosted: int) -> NumPyClient:
-    if not 0 <= unit < hosted:
-        raise ValueError(f"this node does not host unit {unit}")
-    return units.client_of(context, unit)
-
-
-def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str) -> float:
-    examples, report = _measured(client, model, config)
-    if name == RECORDS_UTILITY:
-        return real_number(examples)
-    return number_in(report, name)
 
 
 def _measured(

@@ -37,7 +37,7 @@ class Checked(Arguments):
                 continue
             if name in ("noise_multiplier", "epsilon", "rho"):
                 require_positive(**{name: value})
-            elif name in ("sampling_rate", "largest_rate"):
+            elif name == "sampling_rate":
                 require_rate(**{name: value})
             elif name != "one_coordinate":
                 require_count(**{name: value})

@@ -11,7 +11,6 @@ from fl_dp.accounting import (
     NoiseSchedule,
     PoissonSampling,
     TruncatedPoissonSampling,
-    UtilityPoissonSampling,
     VisibleSampling,
 )
 from fl_dp.option_errors import IncompatibleOptions
@@ -24,13 +23,7 @@ from .server_noise import ServerNoisePlan
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _CONSTANT = NoiseSchedule()
 
-CentralLaw = (
-    PoissonSampling
-    | TruncatedPoissonSampling
-    | FixedSizeSampling
-    | VisibleSampling
-    | UtilityPoissonSampling
-)
+CentralLaw = PoissonSampling | TruncatedPoissonSampling | FixedSizeSampling | VisibleSampling
 """Laws of cohorts under fresh noise at the server."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 6  # since 5: an instruction names the trained arrays, and an app says what it answers
+WIRE = 7  # since 6: nodes answer no question for a noisy utility
 """Version of the messages between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"
@@ -47,16 +47,12 @@ METRICS_KEY = "metrics"
 UTILITY_METRIC = "fl-dp-utility"
 """A unit's utility for the selection, in the reply's MetricRecord; as private as the update."""
 
-UTILITY_QUERY_KEY = UTILITY_METRIC
-"""Config key: the JSON text of a `UtilityQuery`."""
-
 SCALARS_METRIC = "fl-dp-scalars"
 """A node's sums of its units' encoded scalars, in grid steps, in the reply's MetricRecord."""
 
 CONTRIBUTION_METRIC = "fl-dp-contribution"
 """Reply metric: `query.contribution` of each hosted unit, one after the other."""
 
-UTILITY_ACTION = "fl_dp_utility"
 STATISTIC_ACTION = "fl_dp_statistic"
 IDENTITY_ACTION = "fl_dp_identity"
 """Actions of QUERY messages (`query.<action>`)."""

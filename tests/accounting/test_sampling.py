@@ -19,7 +19,6 @@ from fl_dp.accounting import (
     PrivacyBudget,
     Sampling,
     TruncatedPoissonSampling,
-    UtilityPoissonSampling,
     VisibleSampling,
     epsilon,
 )
@@ -51,12 +50,6 @@ LAWS: list[tuple[Sampling, Any, float, bool]] = [
             noise_multiplier=1.5, sampling_rate=0.25, num_units=N, max_cohort=20
         ),
         10.0,
-        False,
-    ),
-    (
-        UtilityPoissonSampling(largest_rate=0.5, cohort=8.0),
-        PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=0.5),
-        8.0,
         False,
     ),
     (
@@ -146,7 +139,6 @@ def test_ten_of_forty_cost_more_than_coins_of_a_quarter(relation: NeighboringRel
     "law",
     [
         TruncatedPoissonSampling(sampling_rate=0.25, max_cohort=20),
-        UtilityPoissonSampling(largest_rate=0.5, cohort=8.0),
         VisibleSampling(cohort=10),
     ],
 )
@@ -162,10 +154,6 @@ def test_what_needs_a_public_roster_is_refused_under_add_or_remove(law: Sampling
     [
         (FixedSizeSampling(cohort=N + 1), "cohort must lie between 1 and num_units = 40"),
         (VisibleSampling(cohort=N + 1), "cohort must be at most the roster's 40"),
-        (
-            UtilityPoissonSampling(largest_rate=0.1, cohort=5.0),
-            "rates above largest_rate=0.1",
-        ),
     ],
 )
 def test_a_cohort_that_the_roster_can_not_fill_is_refused(law: Sampling, why: str) -> None:
@@ -177,11 +165,7 @@ def test_a_cohort_that_the_roster_can_not_fill_is_refused(law: Sampling, why: st
 def test_the_plain_selection_of_a_law_draws_by_that_law(
     law: Sampling, event: Any, cohort: float, visible: bool
 ) -> None:
-    if isinstance(law, UtilityPoissonSampling):
-        with pytest.raises(ValueError, match="needs its selection"):
-            selection_of(law)
-    else:
-        assert selection_of(law).sampling == law
+    assert selection_of(law).sampling == law
 
 
 # --- Groups that take turns, and rounds of rest ---------------------------------------------------
@@ -246,7 +230,6 @@ def test_groups_promise_something_to_zero_out_neighbours_alone(
     [
         FixedSizeSampling(cohort=3),
         VisibleSampling(cohort=3),
-        UtilityPoissonSampling(largest_rate=0.5, cohort=3.0),
         CyclicSampling(groups=2, inside=QUARTER),
         None,
     ],

@@ -51,8 +51,6 @@ from fl_dp.protocol.keys import (
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
-    UTILITY_ACTION,
-    UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import data
 
@@ -449,7 +447,6 @@ def test_no_ledger_at_all_gets_nothing(clinic: Clinic) -> None:
         ("evaluate", "any"),
         ("evaluate", STATISTIC_QUERY_KEY),
         (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
-        (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
     ],
 )
 def test_other_questions_get_nothing(clinic: Clinic, kind: str, key: str) -> None:

@@ -203,6 +203,14 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones() -> None:
         assert known in str(refused.value)
 
 
+def test_an_option_that_is_gone_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(ConfigError, match="selection=dp_utility is gone") as refused:
+        compose_settings(["selection=dp_utility"])
+    for instead in re.findall(r"selection=\w+", str(refused.value))[1:]:
+        assert instead != "selection=dp_utility"
+        compose_settings([instead])
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -328,7 +336,6 @@ def test_the_choices_of_a_key_are_those_that_are_checked() -> None:
     [
         "selection.participation_cap=5",
         "weight_cap=3 total_weight=1000",
-        "selection=dp_utility selection.smallest_rate=0.9",
         "privacy.noise_multiplier=1e-9",
     ],
 )

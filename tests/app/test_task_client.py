@@ -30,11 +30,8 @@ from fl_dp.protocol.keys import (
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
-    UTILITY_ACTION,
     UTILITY_METRIC,
-    UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Count, Frequencies, Mean
 from fl_dp.tasks.training import evaluate
 from fl_dp.updates import clipped_sum
@@ -264,14 +261,3 @@ def test_each_hosted_unit_contributes_on_its_own(contribution: Callable[..., Any
     expected = [len(part(index)[1]) for index in (8, 9)]
     assert contribution(query, "records", 2, units_per_node=4) == expected
     assert contribution(query, "records", 3, units_per_node=4) == []
-
-
-def test_a_utility_query_measures_the_model_in_the_message() -> None:
-    for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
-        query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
-        config = ConfigRecord(
-            {UTILITY_QUERY_KEY: encode_text(query), SETTINGS_KEY: settings_of(4).to_json()}
-        )
-        content = {"model": record_of(MODEL), "config": config}
-        reply = Node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
-        assert metrics_in(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)

@@ -57,7 +57,6 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
             "privacy.neighboring_relation=replace-one",
             "selection.records_per_client=50",
         ],
-        ["selection=dp_utility", "selection.refresh_every=2"],
         ["selection.coins_at_nodes=true"],
         ["selection.coins_at_nodes=true", "simulation.units_per_node=5"],
         ["simulation.units_per_node=5", "clipping=adaptive", "metrics.loss=[0,3]"],

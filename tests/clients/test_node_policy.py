@@ -25,8 +25,6 @@ from fl_dp.protocol.keys import (
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
-    UTILITY_ACTION,
-    UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.secure_sum import KEY_ACTION, SECURE_SUM_KEY, SUM_KEY
 
@@ -80,12 +78,11 @@ def test_training_without_protection_is_refused(owned: Any, asked: Any, instruct
 
 
 @pytest.mark.parametrize("asked", ["any", "local", "record"])
-def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str) -> None:
+def test_evaluations_and_statistics_are_refused(owned: Any, asked: str) -> None:
     here, client = owned(**{"dp-require-privacy": asked})
     for kind, key in [
         ("evaluate", "any"),
         (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
-        (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
     ]:
         assert refused(here.ask(kind, {"config": ConfigRecord({key: "{}"})}))
     assert client.calls == 0
@@ -99,7 +96,6 @@ def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> Non
         ("train", "any"),
         ("evaluate", "any"),
         (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
-        (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
     ]:
         reply = here.ask(kind, summed({key: "{}"}))
         assert reply.has_error() and reply.error.reason != "PolicyRefusal"

@@ -1,18 +1,15 @@
-"""What a node answers to queries: its name, its part of a statistic, its noisy utility."""
+"""What a node answers to queries: its name, and its part of a statistic."""
 
 from __future__ import annotations
 
 import json
-import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
-from laws import ALARM
-from scipy import stats
+from flwr.app import ConfigRecord, Context
 
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.codec import encode_text
@@ -22,11 +19,7 @@ from fl_dp.protocol.keys import (
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
-    UTILITY_ACTION,
-    UTILITY_METRIC,
-    UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Count, Frequencies, Mean
 
 pytestmark = pytest.mark.slow
@@ -167,91 +160,3 @@ def test_no_answer_to_a_statistic_is_an_error_without_a_text(
     reply = contribution(Count(), statistics_fn, **more)
     assert reply.error.reason == reason
     assert b"4711" not in pickle.dumps(reply)
-
-
-# Its utility.
-
-
-@pytest.fixture
-def utilities(node: Any, read_metrics: Any) -> Callable[..., Any]:
-    """Return the noisy utilities of a node with these clients."""
-
-    def ask(clients: Any, query: Any) -> Any:
-        app = numpy_client_app(lambda context: clients[0], units=units_of(clients))
-        content = {
-            "model": ArrayRecord({"w": Array(np.zeros(3, np.float32))}),
-            "config": ConfigRecord({UTILITY_QUERY_KEY: encode_text(query)}),
-        }
-        metrics = read_metrics(node(app).ask(f"query.{UTILITY_ACTION}", content))
-        assert set(metrics) == {UTILITY_METRIC}
-        return metrics[UTILITY_METRIC]
-
-    return ask
-
-
-def precise(**fields: Any) -> UtilityQuery:
-    usual: dict[str, Any] = {"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5}
-    return UtilityQuery(**usual | fields)
-
-
-@pytest.mark.parametrize(
-    ("utility", "expected"), [("loss", 1.5), ("records", 3.0), ("accuracy", 0.25), ("other", 2.0)]
-)
-def test_a_utility_comes_from_evaluate(
-    utilities: Callable[..., Any], told: Any, utility: str, expected: float
-) -> None:
-    client = told(loss=1.5, num_examples=3, metrics={"accuracy": 0.25})
-    [sent] = utilities([client], precise(utility=utility))
-    assert sent == pytest.approx(expected, abs=1e-3)
-    assert sent != expected
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [(9.0, 4.0), (-1.0, 0.0), (np.inf, 4.0), (-np.inf, 0.0), (np.nan, 2.0), ("high", 2.0)],
-)
-def test_a_utility_is_clipped_to_its_range_and_null_is_its_middle(
-    utilities: Callable[..., Any], told: Any, loss: float | str, expected: float
-) -> None:
-    [sent] = utilities([told(loss=loss)], precise())
-    assert sent == pytest.approx(expected, abs=1e-3)
-
-
-@pytest.mark.parametrize("kind", FAILURES)
-def test_a_client_that_fails_answers_with_noise_around_the_null(
-    utilities: Callable[..., Any], told: Any, kind: type[BaseException]
-) -> None:
-    [sent] = utilities([told(error=kind(SECRET))], precise())
-    assert sent == pytest.approx(2.0, abs=1e-3)
-    assert sent != 2.0
-
-
-def test_each_unit_that_is_asked_answers_in_order(utilities: Callable[..., Any], told: Any) -> None:
-    clients = [told(loss=float(unit)) for unit in range(4)]
-    sent = utilities(clients, precise(units=(3, 0, 9, 1, -1)))
-    np.testing.assert_allclose(sent, [3.0, 0.0, 2.0, 1.0, 2.0], atol=1e-3)
-    assert [client.calls for client in clients] == [1, 1, 0, 1]
-
-
-@pytest.mark.parametrize("loss", [3.5, float("nan")])
-def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
-    utilities: Callable[..., Any], told: Any, scale_p: Any, loss: float
-) -> None:
-    # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
-    units = 5_000
-    query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=1.5, units=tuple(range(units)))
-    mean = 2.0 if np.isnan(loss) else loss
-    sent = (np.array(utilities([told(loss=loss)] * units, query)) - mean) / 3.0
-    assert stats.kstest(sent, stats.norm.cdf).pvalue > ALARM
-    spread = (math.sqrt(2 / math.pi), 1 - 2 / math.pi)  # E|x| and Var|x| of a standard normal
-    assert scale_p(sent, *spread) > ALARM
-    for wrong in (0.9, 1.1):
-        assert scale_p(sent / wrong, *spread) < ALARM
-
-
-@pytest.mark.parametrize(
-    "fields", [{"high": 0.0}, {"high": np.inf}, {"noise_multiplier": 0.0}, {"units": (1, 1)}]
-)
-def test_a_utility_query_checks_itself(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        precise(**fields)

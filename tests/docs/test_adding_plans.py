@@ -57,9 +57,7 @@ class TruncatedPoissonSampling''',
             "from fl_dp.option_errors": (
                 "from fl_dp.accounting.sampling import TwiceDrawnSampling\nfrom fl_dp.option_errors"
             ),
-            "    PoissonSampling\n    | Trunc": (
-                "    PoissonSampling\n    | TwiceDrawnSampling\n    | Trunc"
-            ),
+            "CentralLaw = PoissonSampling": "CentralLaw = TwiceDrawnSampling | PoissonSampling",
         },
     },
 )

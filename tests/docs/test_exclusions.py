@@ -32,7 +32,7 @@ _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 EXAMPLES: tuple[tuple[str, ...], ...] = (
     (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
-        f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
+        f"{_NUMBERS} selection=exponential selection.utility=accuracy",
     ),
     (
         f"{_GRADIENTS} model.shared=['1.bias']",
@@ -60,7 +60,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"selection={name} simulation.units_per_node=3" for name in ("fixed", "truncated_poisson")
     ),
     ("selection=truncated_poisson privacy.neighboring_relation=add-or-remove-one",),
-    ("selection=dp_utility privacy.neighboring_relation=add-or-remove-one",),
     tuple(
         f"selection={name} privacy.neighboring_relation=add-or-remove-one"
         for name in ("public", "exponential")

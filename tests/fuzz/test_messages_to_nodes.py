@@ -33,10 +33,7 @@ from fl_dp.protocol.keys import (
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
-    UTILITY_ACTION,
-    UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Mean
 
 SECRET = "Jane Doe, born 1970-01-01"
@@ -58,12 +55,10 @@ CENTRAL = RoundInstruction(
     ),
 )
 STATISTIC = encode_text(Mean(lows=(0.0,), highs=(99.0,)))
-UTILITY = encode_text(UtilityQuery(utility="loss", high=2.0, noise_multiplier=1.0))
 ASKED: dict[str, dict[str, Any]] = {
     "train": {INSTRUCTION_KEY: encode_text(LOCAL)},
     "evaluate": {"epochs": 1},
     f"query.{STATISTIC_ACTION}": {STATISTIC_QUERY_KEY: STATISTIC, STATISTIC_VALUES_KEY: "age"},
-    f"query.{UTILITY_ACTION}": {UTILITY_QUERY_KEY: UTILITY},
 }
 OWNERS: dict[str, dict[str, Any]] = {
     "closed": {"dp-require-privacy": "local"},

@@ -22,7 +22,6 @@ from fl_dp.mechanisms.bundle import ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.secagg import Directory, Refused, SumTerms
 from fl_dp.secagg.directory import Entry
 from fl_dp.statistics import Frequencies, Histogram, Mean, Quantiles
@@ -89,10 +88,6 @@ TEXTS = {
     ),
     "bundle": Text(encode_text(INSTRUCTION.bundle), partial(decode_text, GaussianBundle)),
     "plan of DP-SGD": Text(encode_text(PLAN), partial(decode_text, RecordPlan)),
-    "utility query": Text(
-        encode_text(UtilityQuery(utility="loss", high=2.0, noise_multiplier=1.0, units=(0, 1))),
-        partial(decode_text, UtilityQuery),
-    ),
     "forms of arrays": Text('{"w": [[3, 2], "float32"]}', forms_from_json),
     "settings": Text(Settings().to_json(), Settings.from_json),
     **{

@@ -21,7 +21,7 @@ from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION, UTILITY_ACTION
+from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION
 from fl_dp.protocol.secure_sum import KEY_ACTION, OPEN_ACTION
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -46,7 +46,6 @@ def refusal(here: Site) -> str:
         "query",
         "query.records",
         f"query.{STATISTIC_ACTION}",
-        f"query.{UTILITY_ACTION}",
         f"query.{KEY_ACTION}",
         f"query.{OPEN_ACTION}",
     ],

@@ -21,7 +21,6 @@ from fl_dp.accounting import (
     NoiseSchedule,
     PoissonSampling,
     TruncatedPoissonSampling,
-    UtilityPoissonSampling,
     VisibleSampling,
     default_delta,
 )
@@ -97,8 +96,6 @@ NUMBERS: list[tuple[Make, str]] = [
     (of(RecordPlan, **RECORDS), "noise_multiplier"),
     (of(PoissonSampling, sampling_rate=1.0), "sampling_rate"),
     (of(TruncatedPoissonSampling, sampling_rate=0.5, max_cohort=3), "sampling_rate"),
-    (of(UtilityPoissonSampling, largest_rate=0.5, cohort=3.0), "largest_rate"),
-    (of(UtilityPoissonSampling, largest_rate=0.5, cohort=3.0), "cohort"),
     (of(NoiseSchedule, name="step"), "floor"),
     (of(FixedClipping), "norm"),
     (of(AdaptiveClipping), "norm"),

@@ -54,7 +54,6 @@ from fl_dp.plan import Banded, RecordPlan, SecureSum, SharedNoisePlan
 from fl_dp.strategies import (
     DPFedAvg,
     DPFedBuff,
-    DPUtilitySelection,
     ExponentialSelection,
     Selection,
 )
@@ -79,7 +78,6 @@ LAWS: dict[str, Sampling | Callable[[], Selection]] = {
     "cut turns": CyclicSampling(groups=2, inside=TruncatedPoissonSampling(
         sampling_rate=0.5, max_cohort=1)),
     "one group": CyclicSampling(groups=1, inside=COINS),
-    "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, utility_noise=3.0),
     "utility": lambda: ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.02),
     "utility of records": lambda: ExponentialSelection(
         VisibleSampling(cohort=2), epsilon=0.02, records_per_client=10

@@ -42,7 +42,7 @@ from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.keys import WIRE
 from fl_dp.strategies import (
     DPFedAvg,
-    DPUtilitySelection,
+    ExponentialSelection,
     LawSelection,
     RosterIncomplete,
     UnprotectedFedAvg,
@@ -294,7 +294,7 @@ def test_a_hostile_answer_is_no_more_than_a_name(about: str) -> None:
 
 # --- What a training needs of an app -------------------------------------------------------------
 
-UTILITIES = DPUtilitySelection(N / 2, largest_rate=1.0, utility_noise=2.0)
+UTILITIES = ExponentialSelection(VisibleSampling(cohort=N // 2), epsilon=0.1)
 NEEDS: dict[Ability, tuple[dict[str, Any], dict[str, Any]]] = {
     Ability.WEIGHTS: ({}, {"weight_cap": 10.0}),
     Ability.UNITS: ({"units_per_node": 2, "num_clients": 2 * N}, {}),

@@ -20,11 +20,12 @@ from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from trainings import able, plan_of
 
-from fl_dp import Plan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import (
     FixedSizeSampling,
     PoissonGaussianEvent,
     PoissonSampling,
+    PrivacyEvent,
     Sampling,
     TruncatedPoissonSampling,
     VisibleSampling,
@@ -34,7 +35,6 @@ from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.identity import Ability
 from fl_dp.strategies import (
     DPFedAvg,
-    DPUtilitySelection,
     Draw,
     ExponentialSelection,
     LawSelection,
@@ -229,13 +229,36 @@ def nobody_moves(num_nodes: int = N) -> LocalGrid:
     return LocalGrid(answer, num_nodes)
 
 
+class Asking(LawSelection):
+    """Everybody by coins, after a question to the whole roster that is charged as a release."""
+
+    event = GaussianEvent(noise_multiplier=2.0)
+
+    def __init__(self) -> None:
+        super().__init__(PoissonSampling(sampling_rate=1.0))
+        self.answered: list[list[int]] = []
+
+    def releases(self, rounds: int) -> dict[PrivacyEvent, int]:
+        return {self.event: rounds}
+
+    def select(self, draw: Draw) -> list[Unit]:
+        asked = [
+            Message(RecordDict({"arrays": draw.model}), unit.node, "query.ages")
+            for unit in draw.roster
+        ]
+        with draw.charged(f"ages {draw.server_round}", self.event):
+            replies = draw.ask(asked)
+            self.answered.append([reply.metadata.src_node_id - FIRST_NODE for reply in replies])
+        return super().select(draw)
+
+
 SELECTIONS: dict[str, Callable[[], Selection]] = {
     "poisson": lambda: LawSelection(PoissonSampling(sampling_rate=0.5)),
     "truncated": lambda: LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=4)),
     "fixed": lambda: LawSelection(FixedSizeSampling(cohort=3)),
     "public": lambda: PublicSelection(VisibleSampling(cohort=3)),
     "exponential": lambda: ExponentialSelection(VisibleSampling(cohort=3), epsilon=0.1),
-    "utility": lambda: DPUtilitySelection(3, largest_rate=0.5, utility_noise=5.0),
+    "asking": Asking,
 }
 
 
@@ -265,7 +288,7 @@ EVENTS = {
     "fixed": FixedSizeGaussianEvent(noise_multiplier=MULTIPLIER, num_units=N, cohort=3),
     "public": GaussianEvent(noise_multiplier=MULTIPLIER),
     "exponential": GaussianEvent(noise_multiplier=MULTIPLIER),
-    "utility": PoissonGaussianEvent(noise_multiplier=MULTIPLIER, sampling_rate=0.5),
+    "asking": GaussianEvent(noise_multiplier=MULTIPLIER),
 }
 
 
@@ -278,7 +301,7 @@ def test_every_round_is_charged_as_its_own_law(start: Any, name: str) -> None:
     assert dict(ledger.history)[EVENTS[name]] == 2
 
 
-@pytest.mark.parametrize("name", ["exponential", "utility"])
+@pytest.mark.parametrize("name", ["exponential", "asking"])
 def test_releases_that_the_plan_does_not_declare_are_refused(open_ledger: Any, name: str) -> None:
     selection = SELECTIONS[name]()
     ((event, count),) = _frozen(selection, 60)
@@ -336,6 +359,28 @@ def test_poisson_rounds_go_on_when_nodes_join_or_leave(start: Any) -> None:
     done = start(plan, grid, model(), rounds=4, evaluate_fn=change)
     assert done.strategy.rounds_completed == 4
     assert dict(done.ledger.history) == {EVENTS["poisson"]: 4}
+
+
+def test_what_a_selection_asks_is_on_disk_before_anyone_hears_it(
+    open_ledger: Any, start: Any
+) -> None:
+    selection = Asking()
+    plan = plan_for(selection.sampling, rounds=2, other_releases=_frozen(selection, 2))
+    ledger = open_ledger(plan)
+    on_disk: list[int] = []
+    train = answer_with_update([{}] * N)
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if message.metadata.message_type == "query.ages":
+            with PrivacyLedger.read(ledger.location) as there:
+                on_disk.append(there.other_releases_spent)
+            return Message(RecordDict(), reply_to=message)
+        return train(message, partition)
+
+    start(plan, LocalGrid(answer, N), model(), rounds=2, ledger=ledger, selection=selection)
+    assert selection.answered == [list(range(N))] * 2
+    assert on_disk == [1] * N + [2] * N
+    assert ledger.history == plan.history
 
 
 # --- The names of units in the ledger -------------------------------------------------------------

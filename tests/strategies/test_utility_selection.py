@@ -6,10 +6,9 @@ False alarms: below 1e-6 a test.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +17,11 @@ import pytest
 import trainings
 from draws import a_draw
 from flat_plans import calibrated_plan
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ALARM, counts_p, normal_p
+from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update
 from trainings import able
 
@@ -37,15 +36,12 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent
 from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import UTILITY_METRIC
-from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
-    DPUtilitySelection,
     ExponentialSelection,
     Observation,
     Selection,
@@ -413,272 +409,6 @@ def test_clients_report_what_the_selection_looks_at(
     np.testing.assert_array_equal(looked_at[1], constant + factor * np.arange(N))
 
 
-# --- Noisy utilities ------------------------------------------------------------------------------
-
-
-def noisy_selection(**changes: Any) -> DPUtilitySelection:
-    fields: dict[str, Any] = dict(
-        cohort=2, largest_rate=0.5, utility_noise=2.0, refresh_every=3, utility_high=4.0
-    )
-    return DPUtilitySelection(**(fields | changes))
-
-
-def answers(noisy: Callable[[Message], Any]) -> Callable[[Iterable[Message]], Iterator[Message]]:
-    """Answer utility queries with a MetricRecord of what `noisy` says."""
-
-    def ask(messages: Iterable[Message]) -> Iterator[Message]:
-        for message in messages:
-            content = RecordDict({"metrics": MetricRecord({UTILITY_METRIC: noisy(message)})})
-            yield Message(content, reply_to=message)
-
-    return ask
-
-
-def test_whoever_does_not_answer_gets_the_null_with_the_same_noise() -> None:
-    """The null is 2 and the noise 2.0 * 4 / 2 = 4; nine tenths of it must be noticed."""
-    selection = noisy_selection()
-    units = 10_000
-    selection.select(a_draw(units))
-    noise = (np.array(list(selection.noisy_utilities.values())) - 2.0) / 4.0
-    assert noise.size == units
-    assert normal_p(noise) > ALARM
-    assert normal_p(0.9 * noise) < ALARM
-    assert normal_p(noise / 0.9) < ALARM
-    assert normal_p(noise + 0.1) < ALARM
-
-
-class Middling(NumPyClient):
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        return 2.0, 1, {}
-
-
-def test_an_answer_of_the_null_has_the_law_of_no_answer() -> None:
-    units = 10_000
-    hosted = NodeUnits(client_fn=lambda *_: Middling(), count=lambda *_: units)
-    app = numpy_client_app(lambda _: Middling(), units=hosted)
-    answer = answer_with_app(app, 1)
-    selection = noisy_selection()
-    selection.select(
-        a_draw(
-            units,
-            roster=[Unit(FIRST_NODE, number) for number in range(units)],
-            ask=lambda messages: (answer(message, 0) for message in messages),
-        )
-    )
-    noise = (np.array(list(selection.noisy_utilities.values())) - 2.0) / 4.0
-    assert normal_p(noise) > ALARM
-    assert normal_p(0.9 * noise) < ALARM
-
-
-def test_a_utility_is_answered_around_itself() -> None:
-    query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=2.0)
-    noise = (np.array(query.privatize([9.0] * 10_000, SecureRandom())) - 4.0) / 4.0
-    assert normal_p(noise) > ALARM
-
-
-def test_missing_malformed_and_failed_answers_are_replaced() -> None:
-    answered = 3
-
-    def noisy(message: Message) -> Any:
-        return 1.5 + message.metadata.dst_node_id
-
-    ask = answers(noisy)
-
-    def some(messages: Iterable[Message]) -> Iterator[Message]:
-        for place, made in enumerate(ask(messages)):
-            if place < answered:
-                yield made
-            elif place == 3:
-                yield Message(Error(code=2, reason="no"), reply_to=made)
-            elif place == 4:
-                made.content["metrics"] = MetricRecord({UTILITY_METRIC: math.nan})
-                yield made
-            elif place == 5:
-                made.content["metrics"] = MetricRecord({UTILITY_METRIC: []})
-                yield made
-            elif place == 6:
-                made.content["metrics"] = MetricRecord({"other": 1.0})
-                yield made
-            elif place == 7:
-                yield Message(RecordDict(), reply_to=made)
-
-    selection = noisy_selection()
-    selection.select(a_draw(9, ask=some))
-    noisy_utilities = selection.noisy_utilities
-    assert nodes(noisy_utilities) != ()
-    assert set(noisy_utilities) == {Unit(node) for node in range(9)}
-    assert all(math.isfinite(value) for value in noisy_utilities.values())
-    exact = [node for node in range(9) if noisy_utilities[Unit(node)] == 1.5 + node]
-    assert exact == list(range(answered))
-
-
-def test_strangers_and_second_answers_are_ignored() -> None:
-    def ask(messages: Iterable[Message]) -> Iterator[Message]:
-        for message in messages:
-            for value, node in ((1.0, None), (2.0, None), (3.0, 77)):
-                content = RecordDict({"metrics": MetricRecord({UTILITY_METRIC: [value, 9.0]})})
-                made = Message(content, reply_to=message)
-                if node is not None:
-                    made.metadata.__dict__["_src_node_id"] = node
-                yield made
-
-    selection = noisy_selection()
-    selection.select(a_draw(3, ask=ask))
-    assert selection.noisy_utilities == {Unit(node): 1.0 for node in range(3)}
-
-
-def test_several_units_of_a_node_answer_in_their_order() -> None:
-    asked: list[tuple[int, Any]] = []
-
-    def noisy(message: Message) -> list[float]:
-        query = json.loads(str(message.content["config"][UTILITY_METRIC]))
-        asked.append((message.metadata.dst_node_id, query["units"]))
-        return [10.0 * message.metadata.dst_node_id + unit for unit in query["units"]]
-
-    selection = noisy_selection()
-    roster = [Unit(node, number) for number in (2, 0, 1) for node in (1, 2)]
-    selection.select(a_draw(6, roster=roster, ask=answers(noisy)))
-    assert sorted(asked) == [(1, [0, 1, 2]), (2, [0, 1, 2])]
-    assert selection.noisy_utilities == {
-        Unit(node, number): 10.0 * node + number for node in (1, 2) for number in range(3)
-    }
-
-
-def test_between_refreshes_nobody_is_asked_and_newcomers_get_a_null() -> None:
-    selection = noisy_selection()
-    selection.select(a_draw(3, ask=answers(lambda message: 1.0)))
-
-    def nobody(messages: Iterable[Message]) -> Iterator[Message]:
-        raise AssertionError("a refresh out of turn")
-
-    for server_round in (2, 3):
-        selection.select(a_draw(5, server_round=server_round, ask=nobody))
-    kept = selection.noisy_utilities
-    assert [kept[Unit(node)] for node in range(3)] == [1.0] * 3
-    assert set(kept) == {Unit(node) for node in range(5)}
-    selection.select(a_draw(5, server_round=4, ask=answers(lambda message: 2.0)))
-    assert set(selection.noisy_utilities.values()) == {2.0}
-
-
-# --- Rates and coins ------------------------------------------------------------------------------
-
-
-def with_utilities(selection: DPUtilitySelection, noisy: Sequence[float]) -> list[Unit]:
-    """Refresh with these noisy utilities and return the roster."""
-    selection.select(
-        a_draw(len(noisy), ask=answers(lambda message: noisy[message.metadata.dst_node_id]))
-    )
-    return [Unit(node) for node in range(len(noisy))]
-
-
-NOISY = st.lists(
-    st.one_of(st.floats(-20, 20), st.sampled_from([1e308, -1e308, 1e300])), min_size=1, max_size=30
-)
-
-
-@given(NOISY, st.floats(0.05, 1.0), st.floats(0, 1), st.floats(0, 1), st.floats(0, 300))
-def test_rates_keep_to_their_bounds_and_add_up_to_the_cohort(
-    noisy: list[float], largest: float, low: float, share: float, sharpness: float
-) -> None:
-    smallest = low * largest
-    cohort = len(noisy) * max(smallest + share * (largest - smallest), 1e-3)
-    selection = noisy_selection(
-        cohort=cohort, largest_rate=largest, smallest_rate=smallest, sharpness=sharpness
-    )
-    rates = selection.rates(with_utilities(selection, noisy), SecureRandom())
-    assert np.isfinite(rates).all()
-    assert (rates >= smallest).all()
-    assert (rates <= largest).all()
-    at_bounds = bool(np.all((rates == smallest) | (rates == largest)))
-    assert at_bounds or rates.sum() == pytest.approx(cohort, rel=1e-9)
-
-
-@pytest.mark.parametrize("sharpness", [0.0, 0.5])
-def test_rates_follow_the_noisy_utilities(sharpness: float) -> None:
-    selection = noisy_selection(cohort=1.0, largest_rate=1.0, sharpness=sharpness)
-    noisy = [0.0, 1.0, 2.0, 4.0]
-    rates = selection.rates(with_utilities(selection, noisy), SecureRandom())
-    weights = np.exp(sharpness * np.array(noisy))
-    np.testing.assert_allclose(rates, weights / weights.sum(), rtol=1e-9)
-
-
-@pytest.mark.parametrize("huge", [1e3, 1e308])
-def test_one_hostile_report_does_not_starve_the_others(huge: float) -> None:
-    selection = noisy_selection(cohort=2.0, sharpness=1.0)
-    rates = selection.rates(with_utilities(selection, [huge, 4.0, 4.0, 4.0, 4.0]), SecureRandom())
-    np.testing.assert_allclose(rates, 0.4, rtol=1e-9)
-
-
-def test_given_their_rates_coins_are_independent() -> None:
-    noisy = [0.0, 1.0, 2.0, 3.0, 4.0]
-    selection = noisy_selection(cohort=1.5, sharpness=0.5, largest_rate=0.5)
-    roster = with_utilities(selection, noisy)
-    rates = selection.rates(roster, SecureRandom())
-    assert rates.max() == 0.5  # one is at the bound
-    assert len({float(rate) for rate in rates}) == 5
-    draw = a_draw(5, server_round=2)
-    counts = Counter(nodes(selection.select(draw)) for _ in range(5000))
-    for factor, right in ((1.0, True), (0.9, False)):
-        chances = {
-            tuple(np.flatnonzero(coins).tolist()): float(
-                np.prod(np.where(coins, factor * rates, 1 - factor * rates))
-            )
-            for coins in itertools.product((False, True), repeat=5)
-        }
-        observed = np.array([counts[cohort] for cohort in chances])
-        assert observed.sum() == 5000
-        assert (counts_p(observed, np.array(list(chances.values()))) > ALARM) is right
-
-
-# --- Noisy utilities in whole runs ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("rounds", "refresh_every"), [(7, 3), (4, 1)])
-def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
-    start: Any, rounds: int, refresh_every: int
-) -> None:
-    selection = noisy_selection(refresh_every=refresh_every)
-    plan = plan_of(selection, rounds=rounds)
-    grid = reporting(lambda node: {"loss": 0.5 * node})
-    ledger = start(plan, grid, model(), selection=selection).ledger
-    refreshes = len(range(1, rounds + 1, refresh_every))
-    asked = [
-        message.metadata.dst_node_id - FIRST_NODE
-        for message in grid.sent
-        if message.metadata.message_type == "query.fl_dp_utility"
-    ]
-    assert asked == list(range(N)) * refreshes
-    for message in grid.sent:
-        if message.metadata.message_type == "train":
-            # Participants report nothing: that would say who they are.
-            assert "utility" not in json.dumps(dict(message.content["config"]), default=str)
-    assert dict(ledger.history) == {
-        GaussianEvent(noise_multiplier=2.0): refreshes,
-        PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5): rounds,
-    }
-    assert ledger.history == plan.history
-    kinds = [entry.kind for entry in ledger.entries]
-    assert kinds.count("reserve") == kinds.count("commit") == refreshes + rounds
-
-
-def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any, start: Any) -> None:
-    selection = noisy_selection()
-    plan = plan_of(selection)
-    ledger = open_ledger(plan)
-    on_disk: list[int] = []
-    inner = reporting(lambda node: {"loss": 1.0}).answer
-
-    @able(Ability.UTILITY)
-    def answer(message: Message, partition: int) -> Message | None:
-        if message.metadata.message_type.startswith("query"):
-            with PrivacyLedger.read(ledger.location) as there:
-                on_disk.append(there.other_releases_spent)
-        return inner(message, partition)
-
-    start(plan, LocalGrid(answer, N), model(), rounds=4, ledger=ledger, selection=selection)
-    assert on_disk == [1] * N + [2] * N
-
-
 # --- What selection costs the training ------------------------------------------------------------
 
 DELTA = 1e-5
@@ -695,18 +425,6 @@ def test_a_hundred_uniform_rounds(rate: float, noise: float) -> None:
     around_eight(
         lambda z: {PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate): 100}, noise
     )
-
-
-@pytest.mark.parametrize(("largest", "noise"), [(0.1, 0.954), (0.2, 1.484)])
-def test_five_refreshes_cost_two_to_three_percent_of_noise(largest: float, noise: float) -> None:
-    selection = DPUtilitySelection(50, largest_rate=largest, utility_noise=5.0, refresh_every=20)
-    assert sum(count for _, count in freeze(selection.releases(100))) == 5
-
-    def history(z: float) -> History:
-        event = selection.sampling.event(z, 1000)
-        return [(event, 100), *freeze(selection.releases(100))]
-
-    around_eight(history, noise)
 
 
 def chosen(noise: float, epsilon: float | None) -> Any:

@@ -15,9 +15,6 @@ from .checks import absolute, at_least, choices, fraction, positive, tracked
 if TYPE_CHECKING:
     from fl_dp.strategies import Selection
 
-UTILITIES_OF_EVERYBODY = ("loss", "accuracy", "records")
-"""Utilities that the server can ask every client for; it sees others only of participants."""
-
 
 @dataclass(kw_only=True)
 class SelectionSettings:
@@ -200,64 +197,6 @@ class ExponentialSettings(SelectionSettings):
 
 
 @dataclass(kw_only=True)
-class DPUtilitySettings(SelectionSettings):
-    """Secret coins whose rates follow noisy utilities.
-
-    Attributes:
-        utility: Utility to choose by: `loss`, `accuracy` or `records`.
-        utility_high: Upper end of a utility, which is clipped to [0, `utility_high`].
-        largest_rate: Upper bound on a client's rate, which is charged; null is twice
-            `sampling_rate`.
-        smallest_rate: Lower bound on that rate.
-        refresh_every: Rounds from one release of the noisy utilities to the next.
-        utility_noise: Noise on a utility, over half of its range.
-        sharpness: Growth of a client's rate with its utility.
-    """
-
-    name: str = tracked("dp_utility")
-    utility: str = tracked("loss")
-    utility_high: float = tracked(5.0)
-    largest_rate: float | None = tracked(None)
-    smallest_rate: float = tracked(0.0)
-    refresh_every: int = tracked(20)
-    utility_noise: float = tracked(5.0)
-    sharpness: float = tracked(1.0)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        if self.utility not in UTILITIES_OF_EVERYBODY:
-            raise OptionError(
-                f"selection.utility={self.utility} is what the server saw of participants: "
-                f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
-            )
-        at_least("selection.refresh_every", self.refresh_every, 1)
-        positive("selection.utility_high", self.utility_high)
-        positive("selection.utility_noise", self.utility_noise)
-        fraction("selection.largest_rate", self.largest_rate, "it is a probability")
-        if not 0.0 <= self.smallest_rate <= 1.0:
-            raise OptionError(
-                f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
-            )
-
-    def make(self, num_clients: int) -> Selection:
-        """Return the selection."""
-        from fl_dp.strategies import DPUtilitySelection
-
-        return DPUtilitySelection(
-            self.sampling_rate * num_clients,
-            # Every round is charged at this rate; twice the mean leaves utilities some room.
-            largest_rate=self.largest_rate or min(1.0, 2.0 * self.sampling_rate),
-            utility_noise=self.utility_noise,
-            refresh_every=self.refresh_every,
-            smallest_rate=self.smallest_rate,
-            utility=self.utility,
-            utility_high=self.utility_high,
-            sharpness=self.sharpness,
-        )
-
-
-@dataclass(kw_only=True)
 class PublicSettings(SelectionSettings):
     """A public list: the client that has waited longest comes first. Everybody may see the cohort.
 
@@ -412,7 +351,6 @@ SELECTIONS: tuple[SelectionSettings, ...] = (
     FixedSettings(),
     PublicSettings(),
     ExponentialSettings(),
-    DPUtilitySettings(),
     BufferedSettings(),
     OwnBudgetsSettings(),
 )

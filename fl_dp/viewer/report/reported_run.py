@@ -329,9 +329,9 @@ def _signal(run: FoundRun, cohort: float) -> list[Row]:
 
 def _selection(run: FoundRun) -> list[Row]:
     settings = run.settings
-    # The other keys weigh scores, which only two selections have.
+    # The other keys weigh scores, which only one selection has.
     keys: Iterable[str] = _WITHOUT_SCORES
-    if settings.get("selection.name") in ("exponential", "dp_utility"):
+    if settings.get("selection.name") == "exponential":
         keys = [key for key in settings if key.startswith("selection.")]
     rows = [(key, shown_value(settings[key])) for key in keys if settings.get(key) is not None]
     most = (run.statement or {}).get("most_rounds")
