@@ -10,7 +10,6 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.overrides import ConfigError
 from fl_dp.files import StorageUnavailable
 from fl_dp.ledger import LedgerCorrupted
-from fl_dp.ledger.training import PlanMismatch
 from fl_dp.option_errors import ArgumentError, OptionError
 from fl_dp.strategies import (
     NobodyContributes,
@@ -22,7 +21,6 @@ from fl_dp.strategies import (
 
 REFUSALS = (
     PrivacyBudgetExhausted,
-    PlanMismatch,
     LedgerCorrupted,
     StorageUnavailable,
     RosterIncomplete,

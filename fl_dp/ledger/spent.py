@@ -1,4 +1,4 @@
-"""What a training has spent, read from its ledger. Nothing here spends more."""
+"""What a training has spent, read from its account's ledger. Nothing here spends more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from fl_dp.accounting import (
     EpsilonBounds,
+    PrivacyBudget,
     PrivacyEvent,
     freeze,
 )
@@ -17,6 +18,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.promise import Enforcement, epsilon_at_delta
 
+from .account import AccountState
 from .chain import ChainedLedger
 from .entries import ANOTHER_VERSION, LedgerCorrupted
 from .state import Choice, Reservation, TrainingState
@@ -25,21 +27,22 @@ from .witness import Witness
 
 
 class SpentLedger(ChainedLedger):
-    """The spending of one plan, to look at. Open it with `read`."""
+    """The spending of one training of an account, to look at. Open it with `read`."""
 
     first_entry = "plan"
 
     def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
         """Use `read` instead."""
         super().__init__(store, witness)
-        self._state = TrainingState()
+        self.account = AccountState()
+        self._training: str | None = None  # the last one entered
 
     @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
-        """Open as `ChainedLedger.read`, and check that the budget pays for the releases.
+        """Open as `ChainedLedger.read`, with the training that was entered last.
 
         Raises:
-            LedgerCorrupted: As there, or the plan's rule admits less than was reserved.
+            LedgerCorrupted: As there, or budgets and cap pay for less than was reserved.
         """
         ledger = super().read(location, witness=witness)
         try:
@@ -50,21 +53,62 @@ class SpentLedger(ChainedLedger):
         return ledger
 
     def _require_paid(self) -> None:
-        """Check that no release exceeds the budget, with a margin for other versions' bounds."""
-        gate = self.plan.filter(room=1.0 + ANOTHER_VERSION)
-        for event in Counter(dict(self.history)).elements():
-            if gate.would_exceed(event):
-                budget = self.plan.budget
-                raise LedgerCorrupted(
-                    f"the entries of {self.location} spend more than "
-                    f"{epsilon_at_delta(budget.epsilon, budget.delta)}, which no ledger of that "
-                    "plan allows: it was written by nobody's ledger"
-                )
-            gate.spend(event)
+        """Check each budget and the cap, with a margin for other versions' bounds."""
+        unpaid = f"of {self.location}, which no ledger allows: it was written by nobody's ledger"
+        for state in self.account.trainings.values():
+            gate = state.plan.filter(room=1.0 + ANOTHER_VERSION)
+            for event in Counter(dict(state.history)).elements():
+                if gate.would_exceed(event):
+                    budget = state.plan.budget
+                    raise LedgerCorrupted(
+                        "the entries spend more than "
+                        f"{epsilon_at_delta(budget.epsilon, budget.delta)} {unpaid}"
+                    )
+                gate.spend(event)
+        try:
+            self.account.require_within_cap()
+        except ValueError as error:
+            raise LedgerCorrupted(f"{error} {unpaid}") from error
+
+    def as_of(self, entries: int, *, training: str | None = None) -> Self:
+        """Return a ledger of the first `entries` entries, to look at, of this or another training.
+
+        Raises:
+            ValueError: They have no such training.
+        """
+        earlier = super().as_of(entries)
+        earlier._training = self._training if training is None else training
+        if earlier.training not in earlier.account.trainings:
+            names = ", ".join(f"'{name}'" for name in earlier.account.trainings)
+            raise ValueError(f"the ledger has no training '{earlier.training}' there, but {names}")
+        return earlier
+
+    @property
+    def training(self) -> str:
+        """Name of the training."""
+        return self._training or next(reversed(self.account.trainings))
+
+    @property
+    def _state(self) -> TrainingState:
+        return self.account.trainings[self.training]
+
+    def left(self) -> PrivacyBudget | None:
+        """Return the largest budget that a further plan of the account may have.
+
+        It is of the unit and neighbours of the account's first plan. Its delta is all that is left,
+        and none is left after it; a plan that takes half leaves the other half to later ones.
+
+        Returns:
+            None where the account has no cap.
+
+        Raises:
+            PrivacyBudgetExhausted: Nothing is left.
+        """
+        return self.account.left()
 
     @property
     def plan(self) -> Plan:
-        """The plan of the ledger's first entry, or of a choice since."""
+        """The training's plan: that of its entry, or of a choice since."""
         return self._state.plan
 
     @property
@@ -163,17 +207,8 @@ class SpentLedger(ChainedLedger):
 
     @property
     def history(self) -> FrozenHistory:
-        """Every release that one unit is charged for so far.
-
-        Under a participation cap it is the cap's worth of rounds, for all clients alike: how often
-        one unit took part is private. Where units take turns, it is one unit's turns.
-        """
-        counted: Counter[PrivacyEvent] = Counter()
-        for event, count in self._state.rounds.items():
-            counted[self.plan.charged_event(event)] += count
-        # Different events have no turns: the plan refuses them.
-        rounds = {event: self.plan.charged_of(count) for event, count in counted.items()}
-        return freeze([*rounds.items(), *self._state.others.items()])
+        """See `TrainingState.history`."""
+        return self._state.history
 
     def epsilon(self) -> EpsilonBounds:
         """Return what all reserved releases spend together, at the plan's delta."""
@@ -224,4 +259,4 @@ class SpentLedger(ChainedLedger):
         return self._state.charges_another_round and self.would_exceed(event)
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        self._state.add(sequence, fields)
+        self.account.add(sequence, fields)

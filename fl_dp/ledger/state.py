@@ -1,4 +1,4 @@
-"""State of a training's ledger, folded from its entries alone. No disk, no lock.
+"""State of one training, folded from its entries alone. No disk, no lock.
 
 So what is spent depends on nothing else.
 """
@@ -11,15 +11,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent
-from fl_dp.accounting.events import event_from_dict, event_to_dict
-from fl_dp.accounting.filters import PrivacyFilter
+from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent, freeze
+from fl_dp.accounting.events import FrozenHistory, event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan, plan_from_dict
 from fl_dp.promise import Enforcement, weakest
 
 from .asks import Asks
-from .entries import SCHEMA, require_printable, require_schema
+from .entries import require_printable
 
 
 class SeparationBroken(ValueError):
@@ -71,9 +70,11 @@ class ParticipationCapReached(PrivacyBudgetExhausted):
 
 
 class TrainingState:
-    """The state after the entries so far.
+    """The state after a plan's entry and those of its training so far.
 
     Attributes:
+        plan: That of its entry, or of a choice since.
+        gate: The plan's filter, with everything spent so far.
         rounds: Number of reserved rounds by the event each is charged as.
         others: Number of other reserved releases by event.
         multipliers: Noise multiplier of each reserved round, in order.
@@ -85,15 +86,16 @@ class TrainingState:
         reserved: Every reservation, by its entry.
         committed: Entries of committed reservations.
         waiting: Event of each uncommitted other release, by its entry.
+        openings: Runs that have opened it.
         randomness: Every source of randomness that the ledger was opened with.
         choice: How hyper-parameters were chosen; None: unknown.
         changed_by_hand: Whether a later opening had other settings.
     """
 
-    def __init__(self) -> None:
-        """Start before the first entry."""
-        self._plan: Plan | None = None
-        self._filter: PrivacyFilter | None = None
+    def __init__(self, plan: Plan) -> None:
+        """Start with a plan, and nothing spent."""
+        self.plan = plan
+        self.gate = plan.filter()
         self.rounds: Counter[PrivacyEvent] = Counter()
         self.others: Counter[PrivacyEvent] = Counter()
         self.multipliers: list[float] = []
@@ -107,23 +109,30 @@ class TrainingState:
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
         self.waiting: dict[int, PrivacyEvent] = {}
-        self._openings: set[str] = set()
+        self.openings: set[str] = set()
         self.randomness: set[str] = set()
         self.choice: Choice | None = None
         self.changed_by_hand = False
         self._enforced: dict[int, Enforcement] = {}  # by the entry of a round's reservation
 
     @property
-    def plan(self) -> Plan:
-        """The plan of the first entry, or of a choice since."""
-        assert self._plan is not None  # each way to open a ledger ensures it
-        return self._plan
+    def insecure(self) -> bool:
+        """Whether an adversary could predict noise or coins of any opening."""
+        return SecureRandom.INSECURE_KIND in self.randomness
 
     @property
-    def gate(self) -> PrivacyFilter:
-        """The plan's filter, with everything spent so far."""
-        assert self._filter is not None  # it comes with the plan
-        return self._filter
+    def history(self) -> FrozenHistory:
+        """Every release that one unit is charged for so far.
+
+        Under a participation cap it is the cap's worth of rounds, for all clients alike: how often
+        one unit took part is private. Where units take turns, it is one unit's turns.
+        """
+        counted: Counter[PrivacyEvent] = Counter()
+        for event, count in self.rounds.items():
+            counted[self.plan.charged_event(event)] += count
+        # Different events have no turns: the plan refuses them.
+        rounds = {event: self.plan.charged_of(count) for event, count in counted.items()}
+        return freeze([*rounds.items(), *self.others.items()])
 
     @property
     def charges_another_round(self) -> bool:
@@ -331,13 +340,7 @@ class TrainingState:
 
     def _add(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
-        if (kind == "plan") != (sequence == 1):
-            raise ValueError("a ledger starts with its plan and has no other")
         match kind:
-            case "plan":
-                require_schema(fields["schema"], SCHEMA)
-                self._plan = plan_from_dict(fields["plan"])
-                self._filter = self._plan.filter()
             case "run":
                 self._require_as_planned(fields, opening_of(self.plan))
                 if fields["randomness"] not in _RANDOMNESS:
@@ -345,7 +348,7 @@ class TrainingState:
                 for name in ("run", "rule", "time"):
                     require_printable(fields[name])
                 self.randomness.add(fields["randomness"])
-                self._openings.add(fields["run"])
+                self.openings.add(fields["run"])
                 # The process that asked them has ended and adds no answer any more. If it has added
                 # one, it was to the newest index.
                 self.last_index |= dict.fromkeys(self.asks.forget(), self.rounds.total() - 1)
@@ -427,7 +430,7 @@ class TrainingState:
     def _add_choice(self, fields: dict[str, Any]) -> None:
         chosen, paid = plan_from_dict(fields["plan"]), fields["reserved"]
         self.require_choosable(chosen, paid)
-        self._plan = chosen
+        self.plan = chosen
         self.choice = Choice(
             how=fields["how"], chosen=fields["chosen"], settings=fields["settings"], reserved=paid
         )
@@ -435,9 +438,9 @@ class TrainingState:
     def _add_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
         is_round = "round" in fields
-        if fields["run"] not in self._openings:
-            raise ValueError("it belongs to no opening of the ledger")
-        allowed = {"kind", "run"}
+        if fields["run"] not in self.openings:
+            raise ValueError("it belongs to no opening of its training")
+        allowed = {"kind", "training", "run"}
         if is_round:
             # The fields are computed again, as an auditor's machine rounds them.
             planned = self.fields_of_round(fields["round"], fields.get("participants"))

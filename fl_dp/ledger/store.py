@@ -88,6 +88,14 @@ class LedgerStore:
         return cls(_sqlite_engine(path, writable=True), str(path), writable=True, file=path)
 
     @classmethod
+    def existing(cls, location: str | Path) -> Self | None:
+        """Open as `writable`; None for a file that does not exist yet."""
+        path = _sqlite_path(location)
+        if path is not None and not path.exists():
+            return None
+        return cls.writable(location)
+
+    @classmethod
     def readable(cls, location: str | Path) -> Self:
         """Open an SQLite file or database URL to look at entries.
 

@@ -1,4 +1,4 @@
-"""What a training spends, on disk before it is spent.
+"""What an account's trainings spend, on disk before it is spent.
 
 One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
 anyone is asked and *committed* after its release. A crash in between leaves it spent, as the model
@@ -10,6 +10,9 @@ between two rounds would show a client that hung, and so who took part.
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
     ...     ...                                    # ask, train, add noise, release
     ...     ledger.commit(reservation)
+
+A ledger holds an account: all trainings on the same clients, each by its name, whose budgets add up
+(`fl_dp/ledger/account.py`). `PrivacyLedger` is the one training that it was opened for.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.accounting import (
+    PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
 )
@@ -32,8 +36,9 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.promise import Enforcement, epsilon_at_delta
 
+from .account import AccountState, AccountTerms, first_entry
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
-from .entries import SCHEMA, now_to_the_minute, require_printable
+from .entries import LedgerEntry, now_to_the_minute, require_printable
 from .spent import SpentLedger
 from .state import Reservation, opening_of
 from .store import LedgerStore
@@ -44,12 +49,15 @@ logger = logging.getLogger("flwr.fl_dp")
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
 
-class PlanMismatch(ValueError):
-    """The ledger belongs to another plan."""
+FIRST_TRAINING = "training"
+"""Name of a training that was given none."""
 
 
 class PrivacyLedger(SpentLedger):
-    """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
+    """The spending of one training of an account.
+
+    Open it with `open` (to train) or `read` (to look).
+    """
 
     def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
         """Use `open` or `read` instead."""
@@ -63,21 +71,30 @@ class PrivacyLedger(SpentLedger):
         location: str | Path,
         plan: Plan,
         *,
+        name: str | None = None,
+        cap: PrivacyBudget | None = None,
         run_id: str | None = None,
         rng: SecureRandom | None = None,
         anchor: LedgerAnchor | None = None,
         witness: Witness | None = None,
         settings: str | None = None,
     ) -> Self:
-        """Open the ledger of `plan` to spend from, creating it if there is none.
+        """Open a training of a ledger's account to spend from, creating what is not there.
 
-        A file is compared with its own `privacy.json` beside it, if any.
+        A training of this name and plan is continued. One of a new name is entered at its budget,
+        which adds to the account's total whether it is used or not. A file is compared with its own
+        `privacy.json` beside it, if any.
 
         Args:
             location: SQLite file, or SQLAlchemy URL such as
                 `postgresql+psycopg://user@host/database`, one ledger per database or schema. Keep
                 it as long as the promise is to hold.
-            plan: Must equal the ledger's plan: that of its first entry, or of a `choose`.
+            plan: Must equal that of the training of this name, if anything was reserved of it.
+            name: The training's name; `training` by default.
+            cap: Largest total of all trainings of the account, for the unit and neighbours of its
+                first plan; fixed when the account is made. None: that of the account, which has
+                none if it is made now. Without a cap, the account's delta is twice the first
+                plan's.
             run_id: Name of this opening in the entries; random by default.
             rng: Noise source; secure by default. An insecure one taints the ledger for good.
             anchor: An earlier `anchor`, for example from a checkpoint, that the ledger must hold.
@@ -85,18 +102,22 @@ class PrivacyLedger(SpentLedger):
             settings: Digest of all training settings, compared with that of a `choose`.
 
         Raises:
-            PlanMismatch: The plan differs; the text names every difference.
+            PrivacyBudgetExhausted: A new training does not fit into what is left of the account;
+                nothing is written.
             LedgerCorrupted: An entry breaks the chain, the end was cut off, or the witness has
                 another state.
             LedgerUnavailable: The disk, database or witness fails.
-            ValueError: The file's folder does not exist, the `privacy.json` beside it is no
-                statement, or the witness lies beside the ledger.
+            ValueError: The training has another plan (the text names every difference), the
+                account has another cap, the file's folder does not exist, the `privacy.json` beside
+                it is no statement, or the witness lies beside the ledger.
         """
         if run_id is not None:
             require_printable(run_id)
+        name = FIRST_TRAINING if name is None else name
         store = LedgerStore.writable(location)
         beside = None if store.file is None else anchor_beside(store.file)
         ledger = cls(store, witness)
+        ledger._training = name
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
@@ -108,16 +129,54 @@ class PrivacyLedger(SpentLedger):
             compared = (witness, beside, anchor) != (None, None, None)
             if ledger.entries and not compared:  # logged before the first reservation
                 ledger._caution = ledger.unwitnessed
+            account, made = ledger.account, {}
             if not ledger.entries:
-                opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
-                ledger._append(connection, opening)
-            else:
-                _require_same_plan(ledger, plan)
+                terms = AccountTerms.of(ledger.name, plan, cap)
+                account, made = AccountState.made(terms, plan), first_entry(terms)
+            account.require_cap(cap)
+            account.require_source(randomness)
             run = ledger._run_fields(plan, randomness)
-            if ledger._state.choice is not None:  # otherwise nothing reads it
-                run["settings"] = settings
+            if account.differences(name, plan) == []:
+                if ledger._state.choice is not None:  # otherwise nothing reads it
+                    run["settings"] = settings
+            else:
+                account.require_enterable(name, plan)
+                entry = {"kind": "plan", "training": name, "plan": plan.to_dict()}
+                ledger._append(connection, made | entry)
             ledger._append(connection, run)
         return ledger
+
+    @classmethod
+    def delta_for(
+        cls, location: str | Path, *, name: str | None = None, cap: PrivacyBudget | None = None
+    ) -> float | None:
+        """Return the delta of a training that was given none.
+
+        It is that of the training of this name if there is one, else half of what is left of the
+        account's. None: the account is to be made, without a cap. Nothing is written.
+
+        Raises:
+            PrivacyBudgetExhausted: No delta is left.
+            LedgerCorrupted, LedgerUnavailable, ValueError: As `open`.
+        """
+        name = FIRST_TRAINING if name is None else name
+        store = LedgerStore.existing(location)
+        account = AccountState()
+        if store is not None:
+            ledger = cls(store)
+            with ledger._first_transaction():
+                account = ledger.account
+            ledger.close()
+        if not account.trainings:
+            return None if cap is None else cap.delta / 2.0
+        if name in account.trainings:
+            return account.trainings[name].plan.budget.delta
+        if account.left_of_delta <= 0.0:
+            raise PrivacyBudgetExhausted(
+                f"no delta is left of the {account.terms.delta:.3g} of the account "
+                f"{account.terms.name}, so no further training fits into it"
+            )
+        return account.left_of_delta / 2.0
 
     def require_known(self, rng: SecureRandom) -> None:
         """Check that the ledger has recorded a noise source's kind.
@@ -169,7 +228,7 @@ class PrivacyLedger(SpentLedger):
             if self._state.charges_another_round:
                 charged = self.plan.charged_event(event_from_dict(planned))
                 self._require_budget(charged, f"round {round}")
-            entry = self._append(connection, {"kind": "reserve", "run": self._run_id, **planned})
+            entry = self._add(connection, {"kind": "reserve", "run": self._run_id, **planned})
         return self._state.reserved[entry.sequence]
 
     def _give_caution(self) -> None:
@@ -211,7 +270,20 @@ class PrivacyLedger(SpentLedger):
 
     def _append_units(self, connection: Any, kind: str, index: int, units: Sequence[str]) -> None:
         entry = {"kind": kind, "run": self._run_id, "index": index, "units": list(units)}
-        self._append(connection, entry)
+        self._add(connection, entry)
+
+    def _add(self, connection: Any, fields: dict[str, Any]) -> LedgerEntry:
+        """Append an entry of this training.
+
+        Raises:
+            ValueError: Another plan took the place of this one, of which nothing was reserved.
+        """
+        if self._training is not None and self._run_id not in self._state.openings:
+            raise ValueError(
+                f"the training '{self.training}' was begun anew with another plan by another "
+                "process: stop one of them, or give each a name of its own"
+            )
+        return self._append(connection, {"training": self.training, **fields})
 
     def next_index(self) -> int:
         """Return the next reserved round's index, by all that is on disk now.
@@ -276,7 +348,7 @@ class PrivacyLedger(SpentLedger):
                 groups[name] = sampling.next_group(sizes) if chosen is None else chosen[name]
                 sizes[groups[name]] += 1
             if groups:
-                self._append(connection, {"kind": "assign", "run": self._run_id, "groups": groups})
+                self._add(connection, {"kind": "assign", "run": self._run_id, "groups": groups})
         return self.group_of
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
@@ -298,7 +370,7 @@ class PrivacyLedger(SpentLedger):
             self._state.require_declared(event, f"'{what}'")
             self._require_budget(event, f"'{what}'")
             self._state.require_declared_left(event, f"'{what}'")
-            entry = self._append(
+            entry = self._add(
                 connection,
                 {
                     "kind": "reserve",
@@ -340,7 +412,7 @@ class PrivacyLedger(SpentLedger):
         entry = None if paid is None else paid.sequence
         with self._transaction() as connection:
             self._state.require_choosable(plan, entry)
-            self._append(
+            self._add(
                 connection,
                 {
                     "kind": "chosen",
@@ -372,7 +444,7 @@ class PrivacyLedger(SpentLedger):
                 "reserved": reservation.sequence,
                 "enforcement": str(enforcement),
             }
-            self._append(connection, entry)
+            self._add(connection, entry)
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.
@@ -385,7 +457,7 @@ class PrivacyLedger(SpentLedger):
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._state.committed:
                 raise ValueError(f"{reservation.what} was committed before")
-            self._append(connection, {"kind": "commit", "reserved": reservation.sequence})
+            self._add(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def _require_budget(self, event: PrivacyEvent, what: str) -> None:
         budget = self.plan.budget
@@ -394,12 +466,14 @@ class PrivacyLedger(SpentLedger):
                 f"{what} would exceed {epsilon_at_delta(budget.epsilon, budget.delta)}: "
                 f"{self.rounds_spent} rounds are spent"
             )
+        self.account.require_within_ceiling(self.training, event)
 
     def _run_fields(self, plan: Plan, randomness: str) -> dict[str, Any]:
         # The least noise has the finest grid, so no round's sum needs more bits.
         updates = plan.bundle(plan.noise_multiplier).updates
         return {
             "kind": "run",
+            "training": self.training,
             "run": self._run_id,
             **opening_of(plan),
             # These depend on the version that opened it; no charge does.
@@ -420,33 +494,3 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = "not installed"
     return versions
-
-
-def _require_same_plan(ledger: PrivacyLedger, plan: Plan) -> None:
-    theirs, ours = _flat(ledger.plan), _flat(plan)
-    differences = []
-    for name in ours | theirs:
-        wanted, in_ledger = ours.get(name), theirs.get(name)
-        if wanted != in_ledger:
-            differences.append(f"{name} is {wanted} here and {in_ledger} in the ledger")
-    if not differences:
-        return
-    if ledger.rounds_spent + ledger.other_releases_spent:
-        advice = (
-            "Train with the ledger's plan, or start a new ledger: its spending adds up with this "
-            "one's if the clients are the same"
-        )
-    else:
-        advice = f"Nothing was spent in it: you may delete {ledger.location} and start anew"
-    raise PlanMismatch(f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}")
-
-
-def _flat(plan: Plan) -> dict[str, Any]:
-    """Return a plan's fields, nested ones under names such as `secure_sum.bits`."""
-    flat: dict[str, Any] = {}
-    for field, value in plan.to_dict().items():
-        if isinstance(value, dict):
-            flat |= {f"{field}.{name}": inner for name, inner in value.items()}
-        else:
-            flat[field] = value
-    return flat

@@ -127,7 +127,7 @@ def test_an_entry_that_can_not_stand_there_is_a_corrupted_ledger(place: Path, ki
         ledger.reserve(round=1)
         if kind == "fold":
             ledger.ask(NAMES[:1])
-        wrong = {"kind": kind, "run": "x", "index": 5, "units": NAMES[:1]}
+        wrong = {"kind": kind, "training": "training", "run": "x", "index": 5, "units": NAMES[:1]}
         entry = next_entry(ledger.entries[-1], wrong)
         with ledger._store.transaction() as connection:
             ledger._store.append(connection, entry)

@@ -71,6 +71,8 @@ FREE_IN_A_TRAINING = {
     *(f"run.versions.{name}" for name in library_versions()),
     "reserve.what",  # the name of a declared release
     "reserve.participants",
+    "plan.account.name",
+    "plan.account.delta",  # a larger one
 }
 FREE_IN_A_PLAN = {
     "budget.epsilon",

@@ -62,13 +62,23 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
+ACCOUNT = {"name": "ledger.db", "delta": 0.1, "cap": None}
+FIRST = {
+    "kind": "plan",
+    "schema": SCHEMA,
+    "account": ACCOUNT,
+    "training": "training",
+    "plan": PLAN.to_dict(),
+}
+
+
 def forge(path: Path, *entries: dict[str, Any]) -> None:
     """Add entries whose chain is right, as whoever can write the file is able to."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT sequence, payload, hash FROM entries ORDER BY sequence")
         last = [LedgerEntry(sequence=s, payload=p, hash=h) for s, p, h in rows][-1]
         for fields in entries:
-            last = next_entry(last, fields)
+            last = next_entry(last, {"training": "training", **fields})
             connection.execute(
                 "INSERT INTO entries VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
             )
@@ -378,7 +388,7 @@ def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
         ({"kind": "commit", "reserved": 2}, "no reservation"),
         ({"kind": "commit", "reserved": 99}, "no reservation"),
         ({"kind": "commit"}, "no 'reserved'"),
-        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict()}, "has no other"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict()}, "of one account"),
         ({"no": "kind"}, "no 'kind'"),
     ],
 )
@@ -397,10 +407,15 @@ def test_an_entry_that_this_version_can_not_read_is_refused(
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its plan"),
+        ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its first plan"),
         ({"kind": "plan", "schema": 5, "plan": PLAN.to_dict()}, "schema 5.*start a new ledger"),
-        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
-        ({"kind": "plan", "schema": SCHEMA, "plan": {}}, "can't be read"),
+        ({"kind": "plan", "schema": 12, "plan": PLAN.to_dict()}, "schema 12.*start a new ledger"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict()}, "it has no 'account'"),
+        (FIRST | {"plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
+        (FIRST | {"plan": {}}, "can't be read"),
+        (FIRST | {"account": ACCOUNT | {"delta": 2.0}}, "delta must lie in"),
+        (FIRST | {"account": ACCOUNT | {"cap": 0.5}}, r"is left of the cap epsilon 0\.5"),
+        (FIRST | {"account": ACCOUNT | {"delta": 1e-9}}, "is more than the 1e-09"),
     ],
 )
 def test_a_ledger_that_starts_otherwise_is_refused(

@@ -88,7 +88,7 @@ def test_a_changed_group_can_not_be_read(place: Path, entry: dict[str, Any], rea
     with PrivacyLedger.open(place, CYCLIC) as ledger:
         ledger.assign(NAMES)
         with pytest.raises(LedgerCorrupted, match=reason), ledger._transaction() as opened:
-            ledger._append(opened, entry)
+            ledger._append(opened, entry | {"training": "training"})
     with pytest.raises(LedgerCorrupted, match=reason):
         PrivacyLedger.open(place, CYCLIC)
 

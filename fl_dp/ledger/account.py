@@ -1,0 +1,337 @@
+"""An account: trainings on the same units, each entered at its budget. No disk, no lock.
+
+A plan is entered whole before it begins, at the budget that its filter keeps; what it leaves stays
+spent. So the account's total is a sum (docs/privacy.md, "Several trainings").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    freeze,
+)
+from fl_dp.codec import decode, encode
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.option_errors import OptionError
+from fl_dp.plan import Plan, plan_from_dict
+from fl_dp.plan.ceiling import Neighbours, ceiling, largest_history
+from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
+
+from .entries import ANOTHER_VERSION, SCHEMA, require_printable, require_schema
+from .state import TrainingState
+
+_ROUNDING = 1.0 + 1e-12  # of sums of budgets
+_OF_ONE_PLAN = 2.0  # delta of an account without a cap, over that of its first plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountTerms:
+    """What is fixed when an account is made.
+
+    Attributes:
+        name: Name of those whom it protects: of the first file or database.
+        delta: Delta of the total, which all plans share.
+        cap: Largest epsilon of the total, for the first plan's unit and neighbours; None: no cap.
+    """
+
+    name: str
+    delta: float
+    cap: float | None
+
+    @classmethod
+    def of(cls, name: str, plan: Plan, cap: PrivacyBudget | None) -> AccountTerms:
+        """Return the terms of an account that begins with a plan.
+
+        Without a cap the first plan has half of delta, as each later one has half of the rest.
+        """
+        if cap is None:
+            return cls(name=name, delta=min(_OF_ONE_PLAN * plan.budget.delta, 0.5), cap=None)
+        return cls(name=name, delta=cap.delta, cap=cap.epsilon)
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: A field is out of range.
+        """
+        require_printable(self.name)
+        _ = self.budget
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"an account's delta must lie in (0, 1), got {self.delta}")
+
+    @property
+    def budget(self) -> PrivacyBudget | None:
+        """The cap with its delta; None without one."""
+        return None if self.cap is None else PrivacyBudget(epsilon=self.cap, delta=self.delta)
+
+
+class AccountState:
+    """The state of an account after the entries so far.
+
+    Attributes:
+        trainings: Each training's state by its name, in the order in which they were entered.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first entry."""
+        self.trainings: dict[str, TrainingState] = {}
+        self._terms: AccountTerms | None = None
+        self._neighbours: Neighbours | None = None
+
+    @classmethod
+    def made(cls, terms: AccountTerms, plan: Plan) -> AccountState:
+        """Return the account that a first plan begins, without any training."""
+        account = cls()
+        account._terms, account._neighbours = terms, Neighbours.of(plan)
+        return account
+
+    @property
+    def terms(self) -> AccountTerms:
+        """What was fixed when it was made."""
+        assert self._terms is not None  # the first entry has them
+        return self._terms
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Unit and neighbours of the cap: those of the first plan."""
+        assert self._neighbours is not None  # as the terms
+        return self._neighbours
+
+    def differences(self, name: str, plan: Plan) -> list[str] | None:
+        """Return how a training's plan differs from another, in words; None: no such training."""
+        if name not in self.trainings:
+            return None
+        theirs, ours = _flat(self.trainings[name].plan), _flat(plan)
+        differences: list[str] = []
+        for field in ours | theirs:
+            wanted, in_ledger = ours.get(field), theirs.get(field)
+            if wanted != in_ledger:
+                differences.append(f"{field} is {wanted} here and {in_ledger} in the ledger")
+        return differences
+
+    def require_cap(self, cap: PrivacyBudget | None) -> None:
+        """Check that a wanted cap is the account's; None asks for none in particular.
+
+        Raises:
+            OptionError: It is another one.
+        """
+        if cap is None or cap == self.terms.budget:
+            return
+        fixed = "no cap" if self.terms.budget is None else f"the cap {_words(self.terms.budget)}"
+        raise OptionError(
+            f"the account {self.terms.name} was made with {fixed}, which is fixed for good, and "
+            f"not with {_words(cap)}: leave cap out"
+        )
+
+    def require_source(self, randomness: str) -> None:
+        """Check that a source of noise and coins keeps a cap.
+
+        Raises:
+            OptionError: Its noise can be predicted, and promises nothing.
+        """
+        if self.terms.cap is not None and randomness == SecureRandom.INSECURE_KIND:
+            raise OptionError(
+                f"the account {self.terms.name} has a cap, and noise from an insecure source "
+                "promises nothing: leave rng or insecure_seed out"
+            )
+
+    def require_enterable(self, name: str, plan: Plan) -> None:
+        """Check that a plan may be entered as a training of that name.
+
+        One of which nothing was reserved makes room for another plan, as nothing was released.
+
+        Raises:
+            OptionError: There is a training of that name, with another plan; or the account has
+                a cap, and no bound is known on what the plan says of its unit.
+            PrivacyBudgetExhausted: The account has less left.
+        """
+        require_printable(name)
+        if name in self.trainings and self.trainings[name].reserved:
+            raise OptionError(
+                f"the training '{name}' of this ledger has another plan: "
+                f"{'; '.join(self.differences(name, plan) or ())}. To go on with it take its "
+                "plan; another name= makes a further training, which adds to the account's total"
+            )
+        self._require_room(name, plan, slack=_ROUNDING)
+
+    def _require_room(self, name: str, plan: Plan, *, slack: float) -> None:
+        """Check that a plan fits beside all trainings of other names.
+
+        Raises:
+            OptionError, PrivacyBudgetExhausted: As `require_enterable`.
+        """
+        others = [state.plan for other, state in self.trainings.items() if other != name]
+        budget, terms = plan.budget, self.terms
+        left = terms.delta - math.fsum(other.budget.delta for other in others)
+        if budget.delta > left + (_ROUNDING - 1.0) * terms.delta:
+            raise PrivacyBudgetExhausted(
+                f"delta {delta_rounded_up(budget.delta)} of the training '{name}' is more than the "
+                f"{max(left, 0.0):.3g} that is left of the {terms.delta:.3g} of the account "
+                f"{terms.name}: {self._remedy_of_delta()}"
+            )
+        if terms.cap is None:
+            return
+        wanted = ceiling(plan, self.neighbours)
+        if math.isinf(wanted):
+            raise OptionError(
+                f"the account {terms.name} has a cap on each {self.neighbours.unit}, "
+                f"{self.neighbours.relation}, and no bound is known on what this plan says of "
+                "one: train with a plan of that unit, or in an account without a cap"
+            )
+        spent = math.fsum(ceiling(other, self.neighbours) for other in others)
+        if spent + wanted > terms.cap * slack:
+            room = max(terms.cap - spent, 0.0)
+            cap = epsilon_at_delta(terms.cap, terms.delta)
+            raise PrivacyBudgetExhausted(
+                f"the training '{name}' would spend epsilon {brief_epsilon(wanted)}, and "
+                f"{room:.6g} is left of the cap {cap} of the account {terms.name}: plan with at "
+                "most that, or not at all"
+            )
+
+    def _remedy_of_delta(self) -> str:
+        if not any(state.reserved for state in self.trainings.values()):
+            return "nothing was spent in it, so you may delete its ledger and start anew"
+        return "give a smaller delta, or none, for half of what is left"
+
+    def require_within_ceiling(self, name: str, event: PrivacyEvent) -> None:
+        """Check that one more release keeps a training at what the cap has charged for it.
+
+        Its own filter does, where the plan is of the cap's unit and neighbours.
+
+        Raises:
+            PrivacyBudgetExhausted: It would exceed that.
+        """
+        state = self.trainings[name]
+        plan, neighbours = state.plan, self.neighbours
+        if self.terms.cap is None or Neighbours.of(plan) == neighbours:
+            return
+        after = freeze([*state.history, (event, 1)])
+        admitted = dict(largest_history(plan))
+        if all(count <= admitted.get(released, 0) for released, count in after):
+            return
+        if ceiling(plan, neighbours, after) > ceiling(plan, neighbours):
+            raise PrivacyBudgetExhausted(
+                f"'{name}' would repeat more than the account's cap on each {neighbours.unit} "
+                f"was charged for, epsilon {brief_epsilon(ceiling(plan, neighbours))}"
+            )
+
+    @property
+    def left_of_delta(self) -> float:
+        """Delta that no plan has taken."""
+        return max(
+            self.terms.delta - math.fsum(one.plan.budget.delta for one in self.trainings.values()),
+            0.0,
+        )
+
+    def left(self) -> PrivacyBudget | None:
+        """Return the largest budget that a further plan may have; None: there is no cap.
+
+        Raises:
+            PrivacyBudgetExhausted: Nothing is left.
+        """
+        cap = self.terms.budget
+        if cap is None:
+            return None
+        epsilon = cap.epsilon - self.total(self.neighbours)
+        if epsilon <= (_ROUNDING - 1.0) * cap.epsilon or self.left_of_delta <= 0.0:
+            raise PrivacyBudgetExhausted(
+                f"nothing is left of the cap {_words(cap)} of the account {self.terms.name}"
+            )
+        return PrivacyBudget(epsilon=epsilon, delta=self.left_of_delta)
+
+    def total(self, neighbours: Neighbours) -> float:
+        """Return the epsilon of all trainings together, at the account's delta.
+
+        Infinity where no bound is known: of one of them, or as its noise was predictable.
+        """
+        if any(state.insecure for state in self.trainings.values()):
+            return math.inf
+        return math.fsum(
+            ceiling(state.plan, neighbours, state.history) for state in self.trainings.values()
+        )
+
+    def totals(self) -> dict[Neighbours, float]:
+        """Return the total for every plan's own neighbours, and for the records of clients."""
+        promised = [Neighbours.of(state.plan) for state in self.trainings.values()]
+        if any(neighbours.unit == "client" for neighbours in promised):
+            promised.append(Neighbours(unit="record", relation=NeighboringRelation.REPLACE_ONE))
+        return {neighbours: self.total(neighbours) for neighbours in promised}
+
+    def require_within_cap(self) -> None:
+        """Check that what is entered and repeated keeps the cap, with a margin for other versions.
+
+        Raises:
+            ValueError: It does not.
+        """
+        cap = self.terms.cap
+        if cap is not None and self.total(self.neighbours) > cap * (1.0 + ANOTHER_VERSION):
+            raise ValueError(f"its trainings exceed the cap of epsilon {brief_epsilon(cap)}")
+
+    def add(self, sequence: int, fields: dict[str, Any]) -> None:
+        """Update the state by one entry.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field has another type.
+            ValueError: It can't stand there, or is unknown to this version.
+        """
+        kind, first = fields["kind"], sequence == 1
+        if first:
+            if kind != "plan":
+                raise ValueError("a ledger starts with its first plan")
+            require_schema(fields["schema"], SCHEMA)
+            self._terms = decode(AccountTerms, fields["account"], "account")
+        elif fields.keys() & {"schema", "account"}:
+            raise ValueError("a ledger is of one account")
+        name = fields["training"]
+        if kind == "plan":
+            self._enter(name, plan_from_dict(fields["plan"]))
+            return
+        if name not in self.trainings:
+            raise ValueError(f"no training '{name}' was entered before")
+        if kind == "run":
+            self.require_source(fields["randomness"])
+        self.trainings[name].add(sequence, fields)
+
+    def _enter(self, name: str, plan: Plan) -> None:
+        if self._neighbours is None:
+            self._neighbours = Neighbours.of(plan)
+        if name in self.trainings and self.trainings[name].reserved:
+            raise ValueError(f"the training '{name}' has its plan")
+        # Bounds that were computed anew differ between versions; budgets do not.
+        plans = [plan, *(state.plan for state in self.trainings.values())]
+        budgets = all(Neighbours.of(one) == self.neighbours for one in plans)
+        try:
+            self._require_room(name, plan, slack=_ROUNDING if budgets else 1.0 + ANOTHER_VERSION)
+        except PrivacyBudgetExhausted as error:
+            raise ValueError(str(error)) from error
+        require_printable(name)
+        self.trainings.pop(name, None)  # the last one is the newest
+        self.trainings[name] = TrainingState(plan)
+
+
+def first_entry(terms: AccountTerms) -> dict[str, Any]:
+    """Return the fields that the first plan's entry has besides a later one's."""
+    return {"schema": SCHEMA, "account": encode(terms)}
+
+
+def _words(budget: PrivacyBudget) -> str:
+    return epsilon_at_delta(budget.epsilon, budget.delta)
+
+
+def _flat(plan: Plan) -> dict[str, Any]:
+    """Return a plan's fields, nested ones under names such as `secure_sum.bits`."""
+    flat: dict[str, Any] = {}
+    for field, value in plan.to_dict().items():
+        if isinstance(value, dict):
+            flat |= {f"{field}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[field] = value
+    return flat

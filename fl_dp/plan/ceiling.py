@@ -1,0 +1,102 @@
+"""The most that a plan may spend, as the promises to other units and neighbours count it.
+
+A plan's filter keeps its budget for its own unit and neighbours. For others epsilon is computed
+again, from all that the filter may admit: a number is never relabelled.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Self
+
+from fl_dp.accounting import NeighboringRelation, freeze
+from fl_dp.accounting.calibration import affordable_rounds
+from fl_dp.accounting.events import FrozenHistory
+
+from .plan import Plan
+
+_ENDLESS = 10_000_000  # rounds: more than any training repeats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The difference between two populations that a promise can't tell apart.
+
+    Attributes:
+        unit: `client` or `record`: the one unit in which they differ.
+        relation: How they differ in it.
+    """
+
+    unit: str
+    relation: NeighboringRelation
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return those of a plan's own promise."""
+        return cls(unit=plan.unit, relation=plan.neighboring_relation)
+
+
+@lru_cache(maxsize=256)
+def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> float:
+    """Return the most epsilon, at the plan's delta, that it may spend for any neighbours.
+
+    Its own neighbours': the budget. A client's release counts for each of its records as if the
+    client's data were replaced, whatever changes in the record. How many records a client has is
+    unknown, so a release of records counts for no client.
+
+    Args:
+        plan: With its noise.
+        neighbours: Those of the promise to compute.
+        spent: Releases so far, which may exceed `largest_history` where releases differ.
+
+    Returns:
+        Infinity where no bound is known.
+    """
+    relation = neighbours.relation
+    if neighbours.unit != plan.unit:
+        if plan.unit != "client":
+            return math.inf
+        relation = NeighboringRelation.REPLACE_ONE
+    if relation is plan.neighboring_relation:
+        return plan.budget.epsilon
+    implied = math.inf
+    if (
+        plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
+        and relation is NeighboringRelation.ZERO_OUT
+    ):
+        implied = plan.budget.epsilon  # zero is one way to be replaced
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the plan has given its warnings already
+            counted = replace(plan, neighboring_relation=relation)
+    except ValueError:  # the kind promises nothing to such neighbours
+        return implied
+    law = counted.sampling
+    history = freeze(Counter(dict(largest_history(plan))) | Counter(dict(spent)))
+    histories = [law.history_for(number, history) for number in range(len(law.own_groups))]
+    return min(implied, max(map(counted.tight_epsilon, histories or [history])))
+
+
+@lru_cache(maxsize=256)
+def largest_history(plan: Plan) -> FrozenHistory:
+    """Return all planned releases, and repeated rounds as far as the budget pays for them.
+
+    Repetitions are those of the round with the least noise. Groups with budgets of their own have
+    calibrated noise, which leaves no room for any.
+    """
+    if not plan.rounds or plan.sampling.own_groups:
+        return plan.history
+    event = plan.charged_event(plan.event_at(plan.noise_multiplier))
+    further = affordable_rounds(
+        plan.history,
+        event,
+        plan.event_budget.epsilon,
+        plan.event_budget.delta,
+        at_most=plan.charged_of(_ENDLESS) - plan.charged_rounds,
+        neighboring_relation=plan.neighboring_relation,
+    )
+    return freeze([*plan.history, (event, further)])
