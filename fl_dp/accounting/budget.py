@@ -82,7 +82,8 @@ class PrivacyBudget(Arguments):
             )
         if not 0.0 < self.delta < 1.0:
             raise OptionError(
-                f"delta must lie in (0, 1), got {self.delta}: write for example num_clients ** -1.1",
+                f"delta must lie in (0, 1), got {self.delta}: write for example "
+                "num_clients ** -1.1",
                 option="delta",
             )
 
