@@ -180,8 +180,8 @@ runs/cifar16: | $(STAMP)
 recovery: $(STAMP) ## The attack on pictures, three seeds, and its pictures
 	@mkdir -p results/experiments
 	if test -d results/experiments/data_recovery; \
-	  then $(BIN)/fl-dp run resume=results/experiments/data_recovery; \
-	  else $(BIN)/fl-dp run experiment=data_recovery output_dir=results/experiments run_name=data_recovery; fi
+	  then $(BIN)/fl-dp attack inversion resume=results/experiments/data_recovery; \
+	  else $(BIN)/fl-dp attack inversion experiment=data_recovery output_dir=results/experiments run_name=data_recovery; fi
 	cp results/experiments/data_recovery/images.png docs/images/attack_images.png
 	cp results/experiments/data_recovery/recovery.png docs/images/attack_noise.png
 

@@ -29,7 +29,12 @@ UPDATE = ("strategies", "protocol", "clients", "tasks", "updates", "mechanisms")
 CHARGE = ("plan", "ledger", "accounting", "statement", "viewer")
 
 # Each building, and a room of its highest floor.
-BUILDINGS = {"the wings": "lab", "the app": "server_app", "the library": "gate"}
+BUILDINGS = {
+    "the commands": "server_app",
+    "the wings": "lab",
+    "the app": "terminal",
+    "the library": "gate",
+}
 
 _WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
 _HEAD, _LINE = 0.5, 0.18  # height of a room's name with its margins, and of a line of words

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fl_dp.app.charged_choice import CHOOSING
 from fl_dp.app.settings.run import EVERY_RUN
-from fl_dp.lab.tuning.candidates import CHOOSING
 from fl_dp.option_errors import Exclusion
 from fl_dp.plan.exclusions import EXCLUSIONS
 

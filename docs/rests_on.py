@@ -34,7 +34,7 @@ from fl_dp.plan.as_json import KINDS
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "rests_on.md"
-_OF_APP = {"app", "commands", "lab", "tasks", "viewer"}
+_OF_APP = {"app", "commands", "lab", "tasks", "terminal", "viewer"}
 _BEGIN, _END = "<!-- files -->\n", "<!-- end -->\n"
 
 # --- What is called -------------------------------------------------------------------------------

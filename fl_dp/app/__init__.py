@@ -1,8 +1,8 @@
 """The app: settings, the server's and the clients' part of a task, engines, and a run's folder.
 
-It may know everything below, Hydra, Ray and Flower, but no wing: `wings.py` finds those. Of the
-other files `settings/` knows only the trackers that it makes. `tracking/` tells trackers what was
-released, and alone knows their packages. `local/` starts nodes and engines here.
+It may know everything below, Hydra, Ray and Flower. Of the other files `settings/` knows only the
+trackers that it makes. `tracking/` tells trackers what was released, and alone knows their
+packages. `tuning/` chooses hyper-parameters, and `local/` starts nodes and engines here.
 
     >>> from fl_dp.app import simulate, train_private
 """

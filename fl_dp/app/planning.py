@@ -22,10 +22,10 @@ from fl_dp.promise import brief_epsilon
 from fl_dp.strategies import LawSelection, Selection, check_together
 from fl_dp.updates import VectorLayout
 
+from .charged_choice import vote_of
 from .correlation import correlated_selection, correlation_of
 from .settings import Settings
 from .settings.promises import CorrelatedPrivacySettings, DistributedRecordsPrivacySettings
-from .wings import wings
 
 _MOST_STEPS = 10_000_000
 
@@ -192,8 +192,9 @@ def _chosen(settings: Settings) -> dict[str, Any]:
 
 
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
-    """Wings' releases before the first round, for example a vote of the clients."""
-    return [charge for wing in wings() for charge in wing.charges(settings)]
+    """Releases before the first round: a vote of the clients on hyper-parameters."""
+    vote = vote_of(settings)
+    return [] if vote is None else [(event, 1) for event in vote.events]
 
 
 def _after_training(settings: Settings, delta: float) -> list[tuple[PrivacyEvent, int]]:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from .settings import OPTIONS, Settings
 from .settings.options import option_of
-from .wings import wings
+from .settings.recovery import RecoverySettings
+from .settings.tune import TuneSettings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-@cache
-def settings_class() -> type[Settings]:
-    """Class of composed settings: `Settings` with each wing's groups of keys."""
-    groups = [
-        (name, group, field(default_factory=group))
-        for wing in wings()
-        for name, group in wing.groups.items()
-    ]
-    return make_dataclass("Settings", groups, bases=(Settings,), kw_only=True)
-
-
 def groups() -> dict[str, type]:
     """Class of each group's settings, by the group's name; options are its subclasses."""
-    types = get_type_hints(settings_class())
+    types = get_type_hints(Settings)
     return {
         setting.name: types[setting.name]
-        for setting in fields(settings_class())
+        for setting in fields(Settings)
         if is_dataclass(types[setting.name])
     }
 
@@ -52,17 +42,13 @@ def register_options() -> None:
 
 
 def settings_document(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values; a wing's group only if it differs from its defaults.
-
-    So a run that uses no wing has the same document and digest, with or without installed wings.
-    """
-    idle = [
-        name
-        for wing in wings()
-        for name, group in wing.groups.items()
-        if getattr(settings, name, None) == group()
-    ]
-    return {key: value for key, value in asdict(settings).items() if key not in idle}
+    """Settings as plain values, without a choice or an attack that nobody asks for."""
+    idle = {"tune": TuneSettings(), "recovery": RecoverySettings()}
+    return {
+        key: value
+        for key, value in asdict(settings).items()
+        if key not in idle or getattr(settings, key) != idle[key]
+    }
 
 
 def new_schema() -> DictConfig:
@@ -92,7 +78,7 @@ def settings_of(read: Mapping[str, Any]) -> Settings:
 def _schema() -> DictConfig:
     from omegaconf import DictConfig, OmegaConf
 
-    schema = OmegaConf.structured(settings_class())
+    schema = OmegaConf.structured(Settings)
     assert isinstance(schema, DictConfig)
     for group in groups():
         OmegaConf.set_readonly(

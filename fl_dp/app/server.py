@@ -47,8 +47,8 @@ from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
 from .trackers import final_of, start_of, trackers_of
+from .tuning.choice import chosen_settings
 from .virtual_time import VirtualTime, drawn_delays
-from .wings import wings
 from .workload import (
     check_data,
     dataset_of,
@@ -97,7 +97,7 @@ def train(
         HeldElsewhere: Another process trains in its folder; nothing was trained.
         ModuleNotFoundError: The tracker's package is missing.
     """
-    settings.sweep.require_none()
+    settings.require_training()
     if settings.resume is not None:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()
@@ -126,8 +126,7 @@ def _train_alone(
     """Train in a folder that no other process trains in."""
     folder.note_process()
     with logged_to(folder.log):
-        for wing in wings():
-            settings = wing.before_training(folder.path, grid, settings, run_id=run_id)
+        settings = chosen_settings(folder, grid, settings, run_id=run_id)
         for caution in cautions(settings):
             logger.warning("%s", caution)
     tracked = TrackedRun([*trackers_of(settings, folder), *trackers])

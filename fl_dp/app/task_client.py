@@ -35,7 +35,7 @@ from fl_dp.user_code import Contained
 
 from .settings import SETTINGS_KEY, Settings
 from .settings.selections import ExponentialSettings
-from .wings import wings
+from .tuning import TRIAL_VALUES
 from .workload import (
     data_of_unit,
     data_on_roster,
@@ -315,19 +315,20 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """A unit's values by name: `labels`, `records`, `records.3`, or a wing's own.
+    """A unit's values by name: `labels`, `records`, `records.3` or `trials`.
 
-    Labels have shape `(n,)`; records are rows; `records.3` is one of their columns. A wing's are
-    for example `trials`: scores of a choice's candidates.
+    Labels have shape `(n,)`; records are rows; `records.3` is one of their columns; trials are
+    scores of a choice's candidates.
 
     Raises:
         ValueError: The values have another name, or the unit has no data.
     """
     settings = _settings(config)
     index = node_of(context) * settings.simulation.units_at_node + unit
-    for wing in wings():
-        if (values := wing.unit_values(name, index, context.node_config, config)) is not None:
-            return values
+    if name == TRIAL_VALUES:
+        from .tuning.trial_scores import scores_of_unit
+
+        return scores_of_unit(index, context.node_config, config)
     dataset, rows = data_on_roster(settings, index, context.node_config)
     rows = fitting(dataset, rows)
     if name == "labels":

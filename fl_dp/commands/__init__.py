@@ -1,4 +1,4 @@
-"""The commands of `fl-dp`, one file each, and what they print in a terminal.
+"""The commands of `fl-dp`, one file each.
 
-They may know the app and everything below, and no wing: a wing adds commands of its own.
+They stand above everything else. Those of a wing, `lab/` or `viewer/`, import it when called.
 """

@@ -12,29 +12,27 @@ from typer.core import TyperGroup
 
 from fl_dp import __version__
 
+from .attack import attack
+from .audit import audit
 from .config import config
 from .console import fail, out
+from .dashboard import dashboard
 from .data import data
+from .extras import has_wing
 from .ledger import ledger
 from .new import new
 from .node import node
 from .plan import plan
+from .report import report
 from .run import run
+from .runs import runs
 from .stats import stats
 from .status import status
 from .supernode import OTHER_OPTIONS, supernode
-from .wings import command_wings
+from .tune import tune
 
-_COMMANDS = (
-    run,
-    status,
-    stats,
-    plan,
-    config,
-    ledger,
-    data,
-    new,
-)
+_COMMANDS = (run, status, stats, plan, config, ledger, data, new, supernode, tune)
+_OF_WINGS = (("lab", audit), ("viewer", runs), ("viewer", report), ("viewer", dashboard))
 
 
 _FLAGS_OF_HYDRA = ("--config-dir", "--config-name", "--config-path")
@@ -112,12 +110,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in _COMMANDS:
-    app.command()(command)
+for command in (*_COMMANDS, *(command for wing, command in _OF_WINGS if has_wing(wing))):
+    app.command(context_settings=OTHER_OPTIONS if command is supernode else None)(command)
 app.add_typer(node, name="node")
-app.command(context_settings=OTHER_OPTIONS)(supernode)
-for wing in command_wings():
-    wing.add_commands(app)
+if has_wing("lab"):
+    app.add_typer(attack, name="attack")
 
 
 @app.callback(invoke_without_command=True)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console, RenderableType
 
+from fl_dp.terminal.live import shows_live
+
 from .extras import with_its_extra
 
 out = Console(highlight=False)
@@ -55,15 +57,6 @@ def exit_on_errors(*, as_json: bool = False) -> Iterator[None]:
         if not isinstance(error, LedgerCorrupted):
             raise
         fail(str(error), status=1)
-
-
-def shows_live(console: Console) -> bool:
-    """Return whether a line can be overwritten: only on a terminal that can do it.
-
-    `FORCE_COLOR` makes rich take a notebook or a log for a terminal; lines that are overwritten
-    would fill it.
-    """
-    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
 
 
 @contextmanager

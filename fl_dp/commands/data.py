@@ -30,8 +30,8 @@ def data(
 
     Your own files need no command: see `task.data_dir` in docs/configuration.md.
     """
-    from fl_dp.commands.terminal.data_view import data_json, data_table
     from fl_dp.tasks.datasets.fetch import FetchError, availability, fetch
+    from fl_dp.terminal.data_view import data_json, data_table
 
     if task is None:
         if to is not None:

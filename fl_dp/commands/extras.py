@@ -1,4 +1,6 @@
-"""Extra that brings a missing package; it imports nothing, as `entry.py` needs it after failures.
+"""What is installed: wings, and the extra that brings a missing package.
+
+It imports nothing, as `entry.py` needs it after failures.
 
 A real node, its ledger and a user's own strategy need none of these packages.
 """
@@ -29,6 +31,14 @@ EXTRA_OF = {
     "wandb": "wandb",
 }
 """The extra that brings a package, by the name that Python reports as missing."""
+
+
+def has_wing(name: str) -> bool:
+    """Whether a wing is installed; without it all other commands work."""
+    from importlib.util import find_spec
+
+    spec = find_spec(f"fl_dp.{name}")
+    return spec is not None and spec.origin is not None  # a deleted one leaves an empty folder
 
 
 def with_its_extra(error: Exception) -> str:

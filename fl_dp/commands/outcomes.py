@@ -6,15 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_dp.commands.terminal.results import Result
-    from fl_dp.commands.terminal.summary import RunSummary
+    from fl_dp.terminal.results import Result
+    from fl_dp.terminal.summary import RunSummary
 
     from .jobs import Job, Jobs
 
 
 def summary_of(job: Job) -> RunSummary:
     """Return the summary of a finished training, for people."""
-    from fl_dp.commands.terminal.summary import RunSummary
+    from fl_dp.terminal.summary import RunSummary
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
@@ -50,8 +50,8 @@ def summary_of(job: Job) -> RunSummary:
 
 def result_of(job: Job, seconds: float | None) -> Result:
     """Return a finished training as a line of `results.csv`; `seconds` is None if unknown."""
-    from fl_dp.commands.terminal.results import Result, least_noise, noise_of_mean
     from fl_dp.ledger.training import library_versions
+    from fl_dp.terminal.results import Result, least_noise, noise_of_mean
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
@@ -94,7 +94,7 @@ def _metrics(line: dict[str, Any]) -> dict[str, float]:
 
 def results_so_far(jobs: Jobs) -> dict[str, Result]:
     """Return the lines of a sweep's `results.csv`, by their folders; empty before it exists."""
-    from fl_dp.commands.terminal.results import read_results
+    from fl_dp.terminal.results import read_results
 
     if not jobs.results.is_file():
         return {}

@@ -25,9 +25,9 @@ from .console import (
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.commands.terminal.plan_view import PlanView
     from fl_dp.plan import Plan, RecordPlan
     from fl_dp.plan.noise_left import NoiseLeft
+    from fl_dp.terminal.plan_view import PlanView
 
 
 def plan(
@@ -56,22 +56,20 @@ def plan(
     from fl_dp.app.local.hosting import hosted
 
     from .jobs import tell_recipes
-    from .stats import refuse_statistics
 
     if plot is not None:
         _check_picture(plot)
     with exit_on_errors(as_json=as_json):
         settings = compose_settings(overrides or [])
-        refuse_statistics(settings)
-        settings.sweep.require_none()
+        settings.require_training()
         tell_recipes([overrides or []])
         settings, _ = hosted(settings, Machine.here())
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
             from fl_dp.app.planning import make_plan, make_record_plan
-            from fl_dp.commands.terminal.plan_view import PlanView
-            from fl_dp.commands.terminal.record_view import (
+            from fl_dp.terminal.plan_view import PlanView
+            from fl_dp.terminal.record_view import (
                 promise_to_records,
                 record_plan_json,
                 record_plan_table,

@@ -18,8 +18,8 @@ from .console import doing, fail, warn
 
 if TYPE_CHECKING:
     from fl_dp.app.local.launch import Engine
-    from fl_dp.commands.terminal.progress import CellsLeft, OnRound, ProgressLines
-    from fl_dp.commands.terminal.summary import RunSummary
+    from fl_dp.terminal.progress import CellsLeft, OnRound, ProgressLines
+    from fl_dp.terminal.summary import RunSummary
 
     from .jobs import Job, Jobs
 
@@ -45,7 +45,7 @@ class Queue:
 
         `prepare` makes the slow checks while engines start; None: they were made before.
         """
-        from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
+        from fl_dp.terminal.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
 
@@ -159,7 +159,7 @@ class Queue:
             raise _Stopped
 
     def _progress(self, title: str, job: Job) -> AbstractContextManager[OnRound]:
-        from fl_dp.commands.terminal.progress import progress_line
+        from fl_dp.terminal.progress import progress_line
 
         rounds, budget = job.settings.rounds, job.budget
         lines = job.folder.read_metrics() if job.resumed else []
@@ -170,7 +170,7 @@ class Queue:
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
         """Read the result of a training, and write the results so far."""
-        from fl_dp.commands.terminal.results import write_results
+        from fl_dp.terminal.results import write_results
 
         from .outcomes import result_of, summary_of
 

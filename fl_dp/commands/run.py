@@ -24,9 +24,10 @@ from .console import (
     print_json,
     warn,
 )
+from .extras import has_wing
 
 if TYPE_CHECKING:
-    from fl_dp.commands.terminal.summary import RunSummary
+    from fl_dp.terminal.summary import RunSummary
 
     from .jobs import Jobs
 
@@ -69,19 +70,15 @@ def run(
             return
         from .jobs import find_jobs
         from .queue import Queue
-        from .stats import refuse_statistics
-        from .wings import command_wings
 
         jobs = find_jobs(overrides or [], multirun=multirun)
         for job in jobs.trainings:
-            refuse_statistics(job.settings)
-        if any(wing.instead_of_training(jobs, as_json=as_json) for wing in command_wings()):
-            return
+            job.settings.require_training()
         console = err if as_json else out
         runs = Queue(jobs, console, prepare=_prepare).work_off()
         conclude(runs, jobs, console)
     if as_json:
-        from fl_dp.commands.terminal.summary import summary_json
+        from fl_dp.terminal.summary import summary_json
 
         print_json(summary_json(runs))
 
@@ -140,11 +137,13 @@ def _prepare(jobs: Jobs) -> Jobs:
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show the results of the runs, where everything is, and what comes next."""
-    from fl_dp.commands.terminal.summary import epsilon_jump, summary_json, summary_table
+    from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_table
 
-    from .wings import command_wings
+    shown: list[str] = []
+    if has_wing("viewer"):
+        from .ended_runs import drawn_and_written
 
-    of_wings = [line for wing in command_wings() for line in wing.after_runs(runs, jobs)]
+        shown = drawn_and_written(runs, jobs)
     if jobs.sweep is not None:
         text = json.dumps(summary_json(runs), indent=2) + "\n"
         write_text(jobs.sweep / "summary.json", text, public=True)
@@ -162,7 +161,7 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     if jobs.sweep is not None:
         lines.append(f"Table: {jobs.results}")
     lines.append(f"Privacy statement, to read: {first.statement_page}")
-    lines += of_wings
+    lines += shown
     lines.append(f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets")
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)

@@ -12,22 +12,22 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.terminal.ledger_view import (
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
+from fl_dp.ledger.training import library_versions
+from fl_dp.statement import read_statement
+from fl_dp.statement.check import entries_behind_statement, statement_differences, statement_page
+from fl_dp.terminal.ledger_view import (
     folded_table,
     ledger_json,
     ledger_summary,
     ledger_table,
     write_csv,
 )
-from fl_dp.commands.terminal.node_ledger_view import (
+from fl_dp.terminal.node_ledger_view import (
     node_ledger_json,
     node_ledger_summary,
     node_ledger_table,
 )
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
-from fl_dp.ledger.training import library_versions
-from fl_dp.statement import read_statement
-from fl_dp.statement.check import entries_behind_statement, statement_differences, statement_page
 
 
 @dataclass(frozen=True, kw_only=True)

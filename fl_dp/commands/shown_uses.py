@@ -17,9 +17,9 @@ from fl_dp.clients.owner.node_config import (
     means_ours,
     policy_in_file,
 )
-from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.protocol.flower_compat import parsed_config
+from fl_dp.terminal.node_ledger_view import node_uses_json, node_uses_tables
 
 from .shown_ledger import ShownLedger
 

@@ -25,8 +25,6 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from fl_dp.app.settings import Settings
-
     from .jobs import Job
 
 _SHOWN = 40  # rows of a table; all of them are in the folder
@@ -98,16 +96,6 @@ def stats(
     _show(document, job.path)
 
 
-def refuse_statistics(settings: Settings) -> None:
-    """Refuse settings of a statistic where a training is meant.
-
-    Raises:
-        ValueError: If they ask for one; the text says what to write.
-    """
-    if (query := settings.statistic.query) is not None:
-        raise ValueError(f"statistic.query={query} trains nothing: write `fl-dp stats {query}`")
-
-
 def _overrides(query: str, words: list[str]) -> list[str]:
     """Return Hydra's overrides for the words of the command line."""
     overrides = [word for word in words if "=" in word]
@@ -153,7 +141,7 @@ def _answered(job: Job) -> dict[str, Any]:
 
 def _show(document: dict[str, Any], path: Path) -> None:
     """Print the answer as a table, its price, and the folder."""
-    from .terminal.sheets import sheet
+    from fl_dp.terminal.sheets import sheet
 
     rows = document["rows"]
     first = next(iter(document["answer"]["estimates"].values()))

@@ -155,8 +155,8 @@ def _guarded(policy: Path, options: list[str], app_socket: Path | None) -> Guard
 
 def _print_check(policy: Path, user: AppUser | None, guarded: Guarded) -> None:
     """Try what an app could do, print it, and store the result if this is root."""
-    from fl_dp.commands.terminal.isolation_view import isolation_table
     from fl_dp.gate.isolation import is_isolated, tried, write_result
+    from fl_dp.terminal.isolation_view import isolation_table
 
     if user is None:
         raise ValueError("--check tries what the user of apps can do: add --app-user USER")

@@ -1,5 +1,5 @@
-"""The lab: attacks, audits and tuning, what researchers and auditors do with a training.
+"""The lab: attacks and audits, what researchers and auditors do with a training.
 
-A wing: it may know the commands and everything below, not the viewer. Nothing imports it; what the
-app has from it stands in `wing.py`.
+A wing: it may know the app and how the terminal shows things, not the viewer; commands alone import
+it, when they are called.
 """

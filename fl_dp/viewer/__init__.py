@@ -1,5 +1,5 @@
 """The viewer: dashboard, reports and papers, read from the folders of runs.
 
-A wing: it may know the commands and everything below, not the lab, and nothing imports it.
-`wing.py` has what the app gets from it.
+A wing: it may know the app and how the terminal shows things, not the lab; commands alone import
+it, when they are called.
 """

@@ -18,9 +18,9 @@ from fl_dp.app.pictures import (
     save_picture,
     score_axis,
 )
-from fl_dp.commands.terminal.results import Point, Result, points
 from fl_dp.promise import delta_rounded_up
 from fl_dp.tasks.metrics import METRICS, NUMBERS, Score
+from fl_dp.terminal.results import Point, Result, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from fl_dp.commands.terminal.numbers import NO_PRIVACY, epsilon_text
 from fl_dp.promise import delta_rounded_up
+from fl_dp.terminal.numbers import NO_PRIVACY, epsilon_text
 from fl_dp.viewer.found_runs import RunCard, RunState
 
 _STYLES = {

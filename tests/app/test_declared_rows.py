@@ -21,11 +21,11 @@ from fl_dp.clients.per_record.made_up_records import gradients_of
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradients
 from fl_dp.clients.per_record.record_loss import LossOfEach
-from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import record_statement, statement_markdown
+from fl_dp.terminal.node_ledger_view import node_uses_json, node_uses_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 

@@ -17,8 +17,8 @@ from command_line import call, said_on_stderr
 from safetensors.numpy import load_file
 
 from fl_dp import PrivacyLedger
-from fl_dp.commands.terminal.results import read_results
 from fl_dp.ledger import NodeLedger
+from fl_dp.terminal.results import read_results
 
 pytestmark = [pytest.mark.simulation, pytest.mark.xdist_group("simulation")]
 

@@ -31,11 +31,11 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.terminal.numbers import epsilon_text
-from fl_dp.commands.terminal.progress import TimeLeft, describe_round, progress_line
-from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.promise import rounded_up
+from fl_dp.terminal.numbers import epsilon_text
+from fl_dp.terminal.progress import TimeLeft, describe_round, progress_line
+from fl_dp.terminal.summary import RunSummary, epsilon_jump, summary_table
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4

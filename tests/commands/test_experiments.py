@@ -14,8 +14,8 @@ from command_line import call, changed, json_of, said_on_stderr, train_here, use
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.terminal.progress import CellsLeft
-from fl_dp.commands.terminal.results import read_results
+from fl_dp.terminal.progress import CellsLeft
+from fl_dp.terminal.results import read_results
 
 TINY = [
     "-m",

@@ -21,14 +21,14 @@ from fl_dp.accounting import CyclicSampling, PoissonSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.codec import encode_text
 from fl_dp.commands.app import app
-from fl_dp.commands.terminal.ledger_view import ledger_json, ledger_table, write_csv
-from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import LedgerAnchor, NodeLedger, verify_chain
 from fl_dp.ledger.node import Use
 from fl_dp.mechanisms.events import LaplaceEvent
 from fl_dp.plan import Banded
 from fl_dp.promise import Enforcement
 from fl_dp.statement import privacy_statement
+from fl_dp.terminal.ledger_view import ledger_json, ledger_table, write_csv
+from fl_dp.terminal.node_ledger_view import node_uses_json, node_uses_tables
 
 PLAN = noised_plan(
     1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fl_dp.commands.terminal.sheets import sheet, write_sheet
+from fl_dp.terminal.sheets import sheet, write_sheet
 
 
 def shown(width: int) -> str:

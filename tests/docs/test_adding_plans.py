@@ -148,7 +148,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the library with both, each by the lines that stand there once."""
-    without = ("app", "commands", "lab", "tasks", "viewer")
+    without = ("app", "commands", "lab", "tasks", "terminal", "viewer")
     return copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=without)
 
 

@@ -22,11 +22,11 @@ from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
-from fl_dp.commands.terminal.results import Result, read_results, write_results
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.secagg import Roster
 from fl_dp.statement import privacy_statement, read_statement
 from fl_dp.statement.check import statement_differences, statement_page
+from fl_dp.terminal.results import Result, read_results, write_results
 
 POLICY = {
     "dp-max-epsilon": 4.0,

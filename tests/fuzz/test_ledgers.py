@@ -23,13 +23,13 @@ from ledger_files import fresh_path
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.commands.terminal.ledger_view import ledger_table
 from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry, LedgerUnavailable, next_entry
 from fl_dp.ledger.node import Account
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 from fl_dp.plan import plan_from_dict
+from fl_dp.terminal.ledger_view import ledger_table
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
 PLAN = noised_plan(

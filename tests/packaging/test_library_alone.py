@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-APP = ("tasks", "app", "commands", "lab", "viewer", "server_app.py", "client_app.py", "__main__.py")
+APP = (
+    *("tasks", "app", "terminal", "commands", "lab", "viewer"),
+    *("server_app.py", "client_app.py", "__main__.py"),
+)
 IMPORTS = """
 import importlib, importlib.util, pkgutil, sys
 import fl_dp, fl_dp.strategies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_dp.commands.terminal.results import Result
+from fl_dp.terminal.results import Result
 
 RESULT = Result(
     cell="run-0",

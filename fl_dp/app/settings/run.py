@@ -20,6 +20,7 @@ from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .option import Option
 from .options import OPTIONS, option_of, with_values
 from .promises import CentralPrivacySettings, PrivacySettings, PromiseSettings
+from .recovery import RecoverySettings
 from .released import MetricsSettings
 from .schedules import SCHEDULES
 from .selections import PoissonSettings, SelectionSettings
@@ -27,11 +28,12 @@ from .simulation import SimulationSettings
 from .statistic import StatisticSettings
 from .sweep import SweepSettings
 from .tracking import TrackingSettings
+from .tune import TuneSettings
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """One run; `fl_dp.app.schema` adds the groups of keys that wings register.
+    """One run, or what else settings are for: a statistic, an experiment, an attack.
 
     Attributes:
         seed: Seeds the partition, the first weights and what clients draw in training, never noise,
@@ -81,6 +83,8 @@ class Settings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+    tune: TuneSettings = field(default_factory=TuneSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -175,36 +179,48 @@ class Settings:
             return not self.record_training.secure_randomness
         return self.privacy.insecure_seed is not None
 
+    def require_training(self) -> None:
+        """Check that one training is meant: no experiment of many, no statistic, no attack.
+
+        Raises:
+            ValueError: If not; the text names the command.
+        """
+        self.sweep.require_none()
+        self.recovery.require_none()
+        if (query := self.statistic.query) is not None:
+            raise OptionError(
+                f"statistic.query={query} trains nothing: write `fl-dp stats {query}`",
+                option="statistic.query",
+            )
+
     def hosting(self, units_per_node: int) -> Settings:
         """Return the same run with another number of clients per node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
         return replace(self, simulation=simulation)
 
     def for_clients(self) -> Settings:
-        """Return what clients may know: no folder of the operator, no seed, no wing."""
+        """Return what clients may know: no folder of the operator, no seed, no candidate."""
         own_keys = {setting.name for setting in fields(self.privacy)}
         secret: dict[str, Any] = dict.fromkeys(own_keys & {"insecure_seed", "witness_dir"})
         privacy = replace(self.privacy, **secret)
         model = self.model
         if model.shared is None and model.lora_rank is None:  # else a part of it never travels
             model = replace(model, initial=None, initial_digest=None)
-        own = Settings(
-            **{setting.name: getattr(self, setting.name) for setting in fields(Settings)}
-        )
         return replace(
-            own,
+            self,
             model=model,
             privacy=privacy,
             tracking=TrackingSettings(),
+            tune=TuneSettings(),
+            recovery=RecoverySettings(),
             output_dir=None,
             run_name=None,
             resume=None,
         )
 
     def to_json(self) -> str:
-        """Return the settings as JSON text, without the groups that wings add."""
-        own = [setting.name for setting in fields(Settings)]
-        return json.dumps({key: value for key, value in asdict(self).items() if key in own})
+        """Return the settings as JSON text."""
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fl_dp.commands.terminal.sheets import sheet
+from fl_dp.terminal.sheets import sheet
 
 
 @dataclass(frozen=True, kw_only=True)

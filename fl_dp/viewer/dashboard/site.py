@@ -56,6 +56,7 @@ from .shown_runs import (
 from .start_form import (
     DATA,
     EXPERIMENT,
+    KINDS,
     RECOVERY,
     RUN_NAME,
     STATISTIC,
@@ -67,7 +68,6 @@ from .start_form import (
     experiments,
     field_of,
     folded,
-    kinds,
     offered,
     options,
     read_form,
@@ -441,7 +441,7 @@ class Dashboard:
             request,
             "start.html",
             kind=kind,
-            kinds=list(kinds()),
+            kinds=list(KINDS),
             experiment=EXPERIMENT,
             experiments=experiments(kind),
             empty=self._empty_fields(request, form),
@@ -541,7 +541,7 @@ class Dashboard:
 
 def _kind(request: Request) -> Kind:
     """The form in an address; without one, that of a training."""
-    return kinds().get(request.query_params.get("kind", ""), TRAINING)
+    return KINDS.get(request.query_params.get("kind", ""), TRAINING)
 
 
 def _words(request: Request) -> Words:

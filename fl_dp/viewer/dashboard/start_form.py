@@ -116,7 +116,7 @@ SWEEP = Kind(
 )
 RECOVERY = Kind(
     name="recovery",
-    command=("run",),
+    command=("attack", "inversion"),
     groups=("task", "model"),
     keys=("seed", "task", "model", "client", "clipping.norm", "recovery"),
     first=("recovery.threats", "recovery.images", "recovery.seeds", "recovery.steps"),
@@ -138,18 +138,11 @@ TUNING = Kind(
     keys=(*_OF_TRAINING, "tune"),
     first=(*FIRST, "tune.by", "tune.share", "tune.rounds"),
 )
-_KINDS = (TRAINING, SWEEP, RECOVERY, STATISTIC, TUNING)
+KINDS = {kind.name: kind for kind in (TRAINING, SWEEP, RECOVERY, STATISTIC, TUNING)}
+"""The forms by name."""
 EXPERIMENT = "experiment"
 """Field that chooses among the experiments of a kind."""
 QUERY = "statistic.query"
-
-
-@cache
-def kinds() -> dict[str, Kind]:
-    """The forms by name; without the wing that has its keys, a form is left out."""
-    groups = {key.group for key in all_keys().values()}
-    needed = {RECOVERY.name: "recovery", TUNING.name: "tune"}
-    return {kind.name: kind for kind in _KINDS if needed.get(kind.name, "") in groups}
 
 
 @cache
@@ -157,7 +150,7 @@ def experiments(kind: Kind) -> tuple[str, ...]:
     """Names of a form's experiments."""
     if kind.marked is None:
         return ()
-    marks = {other.marked for other in _KINDS} - {None, ""}
+    marks = {other.marked for other in KINDS.values()} - {None, ""}
     expected = {kind.marked} - {""}
     names = []
     for name in group_options()[EXPERIMENT]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.commands.terminal.sheets import write_sheet
+from fl_dp.terminal.sheets import write_sheet
 
 from .facts import Facts
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
-from fl_dp.commands.terminal.results import noise_of_mean
 from fl_dp.promise import brief_epsilon, delta_rounded_up, is_large_delta, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.tasks.metrics import METRICS
+from fl_dp.terminal.results import noise_of_mean
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts

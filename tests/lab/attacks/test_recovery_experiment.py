@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
 from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
 from fl_dp.lab.attacks.inversion.recovery_pictures import (
     draw_images,
@@ -25,7 +26,7 @@ from fl_dp.lab.attacks.inversion.recovery_results import (
     strongest,
     summarised,
 )
-from fl_dp.lab.attacks.inversion.registry import THREATS, WITH_NOISE, WORDS
+from fl_dp.lab.attacks.inversion.registry import WORDS
 from fl_dp.tasks.datasets import load_dataset
 
 

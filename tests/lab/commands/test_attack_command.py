@@ -1,4 +1,4 @@
-"""`fl-dp attack inversion`, and the same as an experiment of `fl-dp run`."""
+"""`fl-dp attack inversion`; `fl-dp run` names it where an attack is asked for."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "command", [("attack", "inversion"), ("run", "experiment=data_recovery")], ids=["attack", "run"]
-)
+@pytest.mark.parametrize("experiment", [(), ("experiment=data_recovery",)], ids=["usual", "named"])
 def test_an_attack_writes_its_table_and_says_where_recovery_fails(
-    command: tuple[str, ...],
+    experiment: tuple[str, ...],
 ) -> None:
-    done = fl_dp(*command, *SMALL)
+    done = fl_dp("attack", "inversion", *experiment, *SMALL)
     assert done.exit_code == 0, done.output
     folder = Path("runs/attacked")
     assert len((folder / "recovery.csv").read_text().splitlines()) == 1 + 3
@@ -52,20 +50,21 @@ def test_an_attack_writes_its_table_and_says_where_recovery_fails(
     assert not (folder / "ledger.db").exists()  # nothing was trained
 
 
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        (("attack", "inversion"), "reads data of your own, add --data-is-public"),
-        (("run", "experiment=data_recovery"), "call `fl-dp attack inversion` and add --data-is-pu"),
-    ],
-    ids=["attack", "run"],
-)
-def test_records_of_people_do_not_end_up_in_a_file_unasked(
-    command: tuple[str, ...], told: str
-) -> None:
-    refused = fl_dp(*command, "task=folder", "task.data_dir=/nowhere")
+@pytest.mark.parametrize("command", ["run", "tune", "plan"])
+@pytest.mark.parametrize("experiment", ["data_recovery", "text_recovery"])
+def test_what_trains_names_the_command_that_attacks(command: str, experiment: str) -> None:
+    tuned = ["client.epochs=1,2"] if command == "tune" else []
+    refused = fl_dp(command, f"experiment={experiment}", *tuned)
     assert refused.exit_code == 2
-    assert told in flat(refused)
+    assert "give `fl-dp attack inversion` these settings" in flat(refused)
+    assert len(refused.stderr.splitlines()) < 4  # of one sentence
+    assert not Path("runs").exists()
+
+
+def test_records_of_people_do_not_end_up_in_a_file_unasked() -> None:
+    refused = fl_dp("attack", "inversion", "task=folder", "task.data_dir=/nowhere")
+    assert refused.exit_code == 2
+    assert "reads data of your own, add --data-is-public" in flat(refused)
     assert not Path("runs").exists()
     stated = fl_dp("attack", "inversion", "task=folder", "task.data_dir=/x", "--data-is-public")
     assert "/x" in flat(stated)  # only the folder is missing then
@@ -111,6 +110,7 @@ def test_a_sweep_attacks_once_with_each_value() -> None:
     [
         (["privacy=central", "privacy.noise_multiplier=2"], "is the noise of a training"),
         (["recovery.threats=[row]"], "did you mean raw?"),
+        (["recovery.attacks=[analitic]"], "got 'analitic': did you mean analytic?"),
         (["recovery.noise_multipliers=[0]"], "must be positive and finite, got 0.0"),
         (["task=breast_cancer"], "recovery is measured on images"),
         (["recovery.cohort=1"], "recovery.cohort must be at least 2, got 1"),

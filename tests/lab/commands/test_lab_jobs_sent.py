@@ -9,10 +9,10 @@ import pytest
 from sent_jobs import require_sent
 
 from fl_dp.app.cells import digest_of
+from fl_dp.commands import tune
 from fl_dp.commands.console import err
 from fl_dp.commands.jobs import Job, find_jobs
-from fl_dp.lab.commands import tune
-from fl_dp.lab.commands.tune import with_candidates
+from fl_dp.commands.tune import with_candidates
 
 pytestmark = pytest.mark.slow  # each composes several trainings
 

@@ -16,7 +16,7 @@ from browsers import WAIT, chromium, chromium_or_skip, expect, serious, watched_
 from dashboards import TOKEN, pretend_command, served
 from written_runs import statement, write_rounds, write_run
 
-from fl_dp.viewer.dashboard.start_form import kinds
+from fl_dp.viewer.dashboard.start_form import KINDS
 from fl_dp.viewer.dashboard.started_runs import StartedRuns
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -174,9 +174,7 @@ def test_axe_finds_nothing_serious(browser: Any, root: Path, tmp_path: Path, sch
         paths = ["/", "/run/a", "/budgets"]  # in the dark, colours alone can be different
         if scheme == "light":
             paths += ["/run/broken", "/compare?run=a&run=b", "/sweep/many", "/nowhere"]
-            paths += [
-                f"/start?kind={kind}&lang={code}" for kind in kinds() for code in ("en", "zh")
-            ]
+            paths += [f"/start?kind={kind}&lang={code}" for kind in KINDS for code in ("en", "zh")]
             paths += ["/?lang=zh"]
         for path in paths:
             page.goto(f"{address}{path}", wait_until="load")

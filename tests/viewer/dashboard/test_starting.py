@@ -17,6 +17,7 @@ from written_runs import write_run
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.viewer.dashboard.start_form import (
+    KINDS,
     RECOVERY,
     STATISTIC,
     SWEEP,
@@ -27,7 +28,6 @@ from fl_dp.viewer.dashboard.start_form import (
     WrongField,
     WrongForm,
     folded,
-    kinds,
     offered,
     override_of,
     read_form,
@@ -79,7 +79,7 @@ def placeholder_of(name: str, page: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_every_field_is_a_key_and_shown_once(kind: Kind) -> None:
     shown = [*kind.first, *(key.name for keys in folded(kind).values() for key in keys)]
     assert sorted(shown) == sorted(offered(kind))
@@ -101,7 +101,7 @@ def test_no_form_chooses_an_encoder_that_is_code() -> None:
     assert read_form({"privacy": "correlated"}).settings.privacy.mode == "correlated"
 
 
-@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_no_form_chooses_folders_predictable_noise_or_the_machine(kind: Kind) -> None:
     assert not set(NOT_OFFERED.split()) & set(offered(kind))
     form = FILLED[kind.name] | dict.fromkeys(NOT_OFFERED.split(), "/etc")
@@ -118,13 +118,13 @@ FILLED = {
 COMMANDS = {
     "training": "run experiment=records",
     "sweep": "run -m experiment=schedules sweep.seeds=[0,1]",
-    "recovery": 'run experiment=data_recovery recovery.threats=["raw","released"]',
+    "recovery": 'attack inversion experiment=data_recovery recovery.threats=["raw","released"]',
     "statistic": "stats mean statistic.low=0 statistic.high=9",
     "tuning": 'tune client.learning_rate=0.5,2 tune.by="public"',
 }
 
 
-@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_each_form_asks_for_its_command(kind: Kind) -> None:
     assert " ".join(read_form(FILLED[kind.name], kind=kind).command) == COMMANDS[kind.name]
 

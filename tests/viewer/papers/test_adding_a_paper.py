@@ -17,7 +17,7 @@ PAPER = Addition(
         "fl_dp/viewer/papers/paper_files.py": {
             '    "edpb": ': '    "letter": "letter.md",\n    "edpb": ',
         },
-        "fl_dp/viewer/commands/report.py": {"pipl, trade-off.": "pipl, trade-off, letter."},
+        "fl_dp/commands/report.py": {"pipl, trade-off.": "pipl, trade-off, letter."},
     },
 )
 

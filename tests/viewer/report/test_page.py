@@ -14,7 +14,7 @@ from pngs import png, write_png
 from written_attacks import write_attack
 from written_runs import write_run
 
-from fl_dp.viewer.commands.report import write_report
+from fl_dp.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.groups import differences, groups_of
 from fl_dp.viewer.found_runs.images import IMAGES

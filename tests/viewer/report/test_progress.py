@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 
-from fl_dp.commands.terminal.numbers import epsilon_text
-from fl_dp.commands.terminal.progress import describe_round
+from fl_dp.terminal.numbers import epsilon_text
+from fl_dp.terminal.progress import describe_round
 
 ONE_RUN = """
 from fl_dp.commands.console import out
-from fl_dp.commands.terminal.progress import progress_line
+from fl_dp.terminal.progress import progress_line
 with progress_line(out, "digits, seed 0", rounds=ROUNDS, budget=8.0, done=DONE) as on_round:
     for at in range(ROUNDS + 1):
         on_round({"round": at, "test_accuracy": 0.5 * at / ROUNDS, "epsilon": 2.0 * at / ROUNDS})
@@ -25,7 +25,7 @@ CONTINUED = ONE_RUN.replace("ROUNDS", "150").replace("DONE", "129")
 TOGETHER = """
 import threading
 from fl_dp.commands.console import out
-from fl_dp.commands.terminal.progress import ProgressLines
+from fl_dp.terminal.progress import ProgressLines
 both = threading.Barrier(2)
 def train(title):
     with lines.line(title, rounds=4, budget=float("inf")) as on_round:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sweep_results import RESULT
 
-from fl_dp.commands.terminal.results import points, read_results, write_results
 from fl_dp.tasks.metrics import NUMBERS
+from fl_dp.terminal.results import points, read_results, write_results
 
 WITHOUT = replace(
     RESULT, x=None, epsilon=math.inf, noise_multiplier=None, noise_of_mean=None, seconds=None

@@ -40,6 +40,6 @@ def test_a_page_that_cannot_be_written_is_said_and_the_run_is_good(
     def fails(*arguments: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("fl_dp.viewer.ended_runs.write_report", fails)
+    monkeypatch.setattr("fl_dp.commands.ended_runs.write_report", fails)
     assert "no report could be written: no space left" in run(tmp_path)
     assert (tmp_path / "a" / "privacy.json").is_file()

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sweep_results import RESULT
 
-from fl_dp.commands.terminal.results import Result
+from fl_dp.terminal.results import Result
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
     plot_curves,

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings.checks import one_of
 from fl_dp.app.settings.dp_sgd import DPSGDOnSettings
+from fl_dp.app.settings.recovery import THREATS, WITH_NOISE, RecoverySettings
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
@@ -27,8 +29,7 @@ from .analytic import first_linear
 from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .recovery_results import CellResult
-from .recovery_settings import RecoverySettings, recovery_settings_of
-from .registry import ATTACKS, ON_TOKENS, THREATS, WITH_NOISE
+from .registry import ATTACKS, ON_TOKENS
 from .threats import (
     DPSGDUpdate,
     NoisyUpdate,
@@ -95,7 +96,7 @@ class Recovery:
     @cached_property
     def options(self) -> RecoverySettings:
         """The keys of `recovery`."""
-        return recovery_settings_of(self.settings)
+        return self.settings.recovery
 
     @cached_property
     def _seeds(self) -> range:
@@ -105,11 +106,13 @@ class Recovery:
         """Validate.
 
         Raises:
-            ValueError: If no attack is asked for, the data are no images or too few, or an attack
-                does not fit the model.
+            ValueError: If no attack is asked for or one is unknown, the data are no images or too
+                few, or an attack does not fit the model.
         """
         if self.options.attacks is None:
             raise ValueError("no attack is asked for: write experiment=data_recovery")
+        for name in self.options.attacks:
+            one_of("recovery.attacks", name, tuple(ATTACKS))
         self._require_fit()
         options = self.options
         private = options.images * self._most_records + (options.cohort - 1) * options.records

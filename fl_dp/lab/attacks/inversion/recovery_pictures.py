@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
+from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
 from fl_dp.promise import delta_rounded_up
 
 from .recovery_results import CellResult, Summary, strongest
-from .registry import THREATS, WITH_NOISE, WORDS
+from .registry import WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Names that settings, cells and pictures share; they need no torch."""
+"""Attacks by name, and views of the adversary in words; they need no torch."""
 
 from __future__ import annotations
 
@@ -51,17 +51,6 @@ ATTACKS: Mapping[str, Callable[[int], Attack]] = {
 ON_TOKENS = ("token_spans",)
 """Those that recover text; the others recover images."""
 
-WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
-WITH_NOISE = (
-    "client_noise",
-    "released_others_known",
-    "released",
-    "secure_sum_noise",
-    "dp_sgd",
-)
-THREATS = (*WITHOUT_NOISE, *WITH_NOISE)
-"""Views of the adversary; `experiment.Recovery` makes their threat models."""
-
 WORDS = {
     "raw": "the raw update of one client",
     "local_steps": "the raw update, after several local steps",
@@ -73,4 +62,4 @@ WORDS = {
     "secure_sum_noise": "a secure sum with noise in shares",
     "dp_sgd": "one client's update by DP-SGD",
 }
-"""The same for people."""
+"""Views of the adversary, for people; `experiment.Recovery` makes their threat models."""

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
+from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
 
 from .recovery_results import CellResult, Summary, strongest
-from .registry import THREATS, WITH_NOISE, WORDS
+from .registry import WORDS
 
 _PANELS = (("in_place", "characters in place"), ("occurring", "which characters occur"))
 _EXCERPT = 40  # characters of a line

@@ -26,17 +26,16 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import OPTIONS, Settings
 from fl_dp.app.settings.optimizers import FedAvgMSettings
+from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.app.task_client import app as client_app
-from fl_dp.commands import queue
+from fl_dp.app.tuning import choice, trial
+from fl_dp.app.tuning.candidates import with_candidate
+from fl_dp.app.tuning.stopping import Stopped, stopping_plans
+from fl_dp.app.tuning.trial import ServerStep, TrialRounds
+from fl_dp.commands import queue, tune
 from fl_dp.commands.console import out
 from fl_dp.commands.jobs import Job, Jobs
-from fl_dp.lab.commands import tune
-from fl_dp.lab.commands.tune import with_candidates
-from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
-from fl_dp.lab.tuning import choice, trial
-from fl_dp.lab.tuning.candidates import with_candidate
-from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
-from fl_dp.lab.tuning.trial import ServerStep, TrialRounds
+from fl_dp.commands.tune import with_candidates
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.mechanisms.events import ExponentialEvent
 from fl_dp.statement.check import statement_differences, statement_page
@@ -99,7 +98,7 @@ def test_the_run_trains_with_what_its_ledger_says_was_chosen(voted: RunFolder) -
         assert ledger.choice is not None
         chosen = ledger.choice.chosen
         assert ledger.plan.clipping_norm == settings.clipping.norm
-    assert tune_of(settings).chosen == chosen
+    assert settings.tune.chosen == chosen
     again = with_candidate(settings, chosen)
     assert again == settings
     assert voted.read_statement()["clipping_norm"] == settings.clipping.norm
@@ -167,12 +166,12 @@ def test_a_choice_that_was_written_down_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = interrupted(tmp_path, monkeypatch, choice, "_record")
-    assert tune_of(folder.read_settings()).chosen is None
+    assert folder.read_settings().tune.chosen is None
     resumed(folder)
     statement = folder.read_statement()
     assert sum(each["count"] for each in statement["releases"]) == 3
     assert LINE not in statement["not_covered"]
-    assert tune_of(folder.read_settings()).chosen is not None
+    assert folder.read_settings().tune.chosen is not None
 
 
 def test_a_change_by_hand_brings_the_line_back(
@@ -199,7 +198,7 @@ def test_public_data_chooses_for_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path) -> None:
     """All but one reply with NaN; at this epsilon the one decides."""
-    from fl_dp.lab.tuning import trial_scores
+    from fl_dp.app.tuning import trial_scores
 
     settings = settings_for(tmp_path, "privacy.epsilon=1000", "simulation.units_per_node=1")
     real = trial_scores.scores_of_unit
@@ -211,7 +210,7 @@ def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trial_scores, "scores_of_unit", hostile)
         train(grid_for(settings), settings, run_id="1")
-    chosen = tune_of(RunFolder(tmp_path / "run").read_settings()).chosen
+    chosen = RunFolder(tmp_path / "run").read_settings().tune.chosen
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"
 
 
@@ -249,7 +248,7 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     begun.close()
     best = int(np.argmax(scores))
     assert run.model.read_bytes() == folders[best].model.read_bytes()
-    assert tune_of(run.read_settings()).chosen == begun.candidates[best]
+    assert run.read_settings().tune.chosen == begun.candidates[best]
     statement = run.read_statement()
     assert [each["event"] for each in statement["releases"]] == ["random-stopping"]
     assert min(statement["epsilon"].values()) <= 4.0
@@ -358,8 +357,8 @@ def test_what_can_t_be_is_refused_in_one_line_before_anything_is_made(
 
 def test_a_choice_can_t_be_claimed_by_hand(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    name = (tune_of(settings).candidates or [""])[0]
-    claimed = with_tune(settings, replace(tune_of(settings), chosen=name))
+    name = (settings.tune.candidates or [""])[0]
+    claimed = replace(settings, tune=replace(settings.tune, chosen=name))
     train(grid_for(claimed), claimed, run_id="1")
     assert LINE in RunFolder(tmp_path / "run").read_statement()["not_covered"]
 

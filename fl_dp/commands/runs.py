@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fl_dp.commands.console import (
+from .console import (
     AsJson,
     exit_on_errors,
     note,

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from fl_dp.commands.console import (
+from fl_dp.promise import brief_epsilon, epsilon_at_delta
+
+from .console import (
     AsJson,
     Overrides,
     doing,
@@ -25,12 +27,12 @@ from fl_dp.commands.console import (
     print_plainly,
     warn,
 )
-from fl_dp.promise import brief_epsilon, epsilon_at_delta
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.commands.jobs import Job
-    from fl_dp.commands.terminal.summary import RunSummary
+    from fl_dp.terminal.summary import RunSummary
+
+    from .jobs import Job
 
 
 def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -66,28 +68,27 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with exit_on_errors():
         from fl_dp.app.cautions import cautions
-        from fl_dp.commands.jobs import Jobs, find_jobs, prepare
-        from fl_dp.commands.run import conclude
-        from fl_dp.commands.stats import refuse_statistics
-        from fl_dp.lab.settings import tune_of
+
+        from .jobs import Jobs, find_jobs, prepare
+        from .run import conclude
 
         (job,) = find_jobs(with_candidates(overrides or []), multirun=False).trainings
-        refuse_statistics(job.settings)
+        job.settings.require_training()
         _check(job.settings)
         job = prepare(job)
         for text in cautions(job.settings):
             warn(text)
         console = err if as_json else out
-        if tune_of(job.settings).by == "stopping":
+        if job.settings.tune.by == "stopping":
             summary = _best_of_many(job, console)
         else:
             summary = _chosen_and_trained(job, console)
         conclude([summary], Jobs(trainings=(job,)), console)
         _say(job, console)
     if as_json:
-        from fl_dp.commands.terminal.summary import summary_json
+        from fl_dp.terminal.summary import summary_json
 
-        print_json(summary_json([summary]) | {"chosen": tune_of(job.folder.read_settings()).chosen})
+        print_json(summary_json([summary]) | {"chosen": job.folder.read_settings().tune.chosen})
 
 
 def with_candidates(overrides: Sequence[str]) -> list[str]:
@@ -98,7 +99,7 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
     """
     from fl_dp.app.compose import expand_sweep
     from fl_dp.app.overrides import parsed, quoted
-    from fl_dp.lab.tuning.candidates import require_tunable
+    from fl_dp.app.tuning.candidates import require_tunable
 
     if any(text.startswith("resume=") for text in overrides):
         raise ValueError("write `fl-dp run resume=FOLDER`: it continues a tuned run, too")
@@ -118,8 +119,9 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
 
 def _check(settings: Settings) -> None:
     """Check every candidate, before anything is started."""
+    from fl_dp.app.charged_choice import require_choosable
+    from fl_dp.app.tuning.candidates import candidates_of
     from fl_dp.app.workload import check_model
-    from fl_dp.lab.tuning.candidates import candidates_of, require_choosable
 
     require_choosable(settings)
     with doing("checking the candidates"):
@@ -129,11 +131,10 @@ def _check(settings: Settings) -> None:
 
 def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
     """Let the run choose and then train, both in the run's own ledger."""
-    from fl_dp.commands.jobs import Jobs
-    from fl_dp.commands.queue import Queue
-    from fl_dp.lab.settings import tune_of
+    from .jobs import Jobs
+    from .queue import Queue
 
-    tune = tune_of(job.settings)
+    tune = job.settings.tune
     count = len(tune.candidates or ())
     if tune.by == "vote":
         note(f"before the first round, each client tries {count} candidates and votes")
@@ -145,10 +146,11 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
     """Train a secret random number of times, and keep only the best training."""
-    from fl_dp.commands.jobs import Job as OneJob
-    from fl_dp.commands.outcomes import summary_of
-    from fl_dp.lab.tuning.choice import TRIALS
-    from fl_dp.lab.tuning.stopping import Stopped
+    from fl_dp.app.tuning.choice import TRIALS
+    from fl_dp.app.tuning.stopping import Stopped
+
+    from .jobs import Job as OneJob
+    from .outcomes import summary_of
 
     with doing("calibrating the noise of each training"):
         stopped = Stopped.begun(job.folder, job.settings)
@@ -181,8 +183,8 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
 
 def _score(job: Job, console: Console) -> float:
     """Train once and return the score: a failed training counts, and is the worst."""
-    from fl_dp.commands.jobs import Jobs
-    from fl_dp.commands.queue import Queue
+    from .jobs import Jobs
+    from .queue import Queue
 
     try:
         [summary] = Queue(Jobs(trainings=(job,)), console).work_off()
@@ -200,10 +202,8 @@ def _without_choice(overrides: Sequence[str]) -> list[str]:
 
 def _say(job: Job, console: Console) -> None:
     """Report the choice, its cost, and the command that trains with it again."""
-    from fl_dp.lab.settings import tune_of
-
     statement = job.folder.read_statement()
-    chosen = tune_of(job.folder.read_settings()).chosen
+    chosen = job.folder.read_settings().tune.chosen
     epsilon = min(statement["epsilon"].values())
     rest = " ".join(_without_choice(job.overrides))
     print_plainly(

@@ -1,28 +1,34 @@
-"""The group of keys `recovery`: images or text recovered from what training shows.
-
-Only settings composed with the lab have it; else the defaults hold.
-"""
+"""Settings of `fl-dp attack inversion`: images or text recovered from what training shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from fl_dp.app.settings import Settings
-from fl_dp.app.settings.checks import at_least, between_0_and_1, distinct, one_of, positive
 from fl_dp.option_errors import OptionError
 
-from .registry import ATTACKS, THREATS
+from .checks import at_least, between_0_and_1, distinct, one_of, positive
+
+WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
+WITH_NOISE = (
+    "client_noise",
+    "released_others_known",
+    "released",
+    "secure_sum_noise",
+    "dp_sgd",
+)
+THREATS = (*WITHOUT_NOISE, *WITH_NOISE)
+"""Views of the adversary, in the order in which they are shown."""
 
 _NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
 
 
 @dataclass(kw_only=True)
 class RecoverySettings:
-    """Images recovered from updates, in place of a training: `experiment=data_recovery`.
+    """Images recovered from updates, by `fl-dp attack inversion experiment=data_recovery`.
 
     Attributes:
         attacks: Some of `analytic`, `dlg`, `idlg` and `inverting_gradients`, or of text
-            `token_spans` (`experiment=text_recovery`); null trains.
+            `token_spans` (`experiment=text_recovery`); needed by `fl-dp attack inversion`.
         threats: What the adversary sees, some of `raw`, `local_steps` (after `client.epochs`
             steps), `clipped`, `secure_sum`, `client_noise`, `released`, `released_others_known`,
             `secure_sum_noise` and `dp_sgd`; null means all.
@@ -51,8 +57,10 @@ class RecoverySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _some_of("recovery.attacks", self.attacks, tuple(ATTACKS))
-        _some_of("recovery.threats", self.threats, THREATS)
+        distinct("recovery.attacks", self.attacks, least=1)
+        distinct("recovery.threats", self.threats, least=1)
+        for name in self.threats or ():
+            one_of("recovery.threats", name, THREATS)
         for key in ("images", "records", "seeds", "steps"):
             at_least(f"recovery.{key}", getattr(self, key), 1)
         at_least("recovery.cohort", self.cohort, 2)
@@ -83,14 +91,15 @@ class RecoverySettings:
         """The noise multipliers, rising."""
         return tuple(sorted(set(self.noise_multipliers or _NOISE)))
 
+    def require_none(self) -> None:
+        """Check that a training is meant, not an attack on one.
 
-def recovery_settings_of(settings: Settings) -> RecoverySettings:
-    """The group `recovery` of a run's settings."""
-    group = getattr(settings, "recovery", None)
-    return group if isinstance(group, RecoverySettings) else RecoverySettings()
-
-
-def _some_of(key: str, names: list[str] | None, choices: tuple[str, ...]) -> None:
-    distinct(key, names, least=1)
-    for name in names or ():
-        one_of(key, name, choices)
+        Raises:
+            ValueError: If it is an attack; the text names its command.
+        """
+        if self.attacks is not None:
+            raise OptionError(
+                f"recovery.attacks={','.join(self.attacks)} attacks updates and trains nothing: "
+                "give `fl-dp attack inversion` these settings",
+                option="recovery.attacks",
+            )

@@ -1,4 +1,4 @@
-"""Shared by the lab's commands: experiments on public data, and their progress."""
+"""Experiments on public data, for the commands of the lab, and their progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fl_dp.commands.console import shows_live
+from fl_dp.terminal.live import shows_live
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
@@ -26,14 +26,13 @@ DataIsPublic = Annotated[
 ]
 
 
-def require_public(settings: Settings, *, stated: bool, because: str, command: str = "") -> None:
+def require_public(settings: Settings, *, stated: bool, because: str) -> None:
     """Refuse an experiment without privacy on data that may belong to people.
 
     Args:
         settings: Settings of the experiment.
         stated: Whether the caller gave `--data-is-public`.
         because: Beginning of the refusal, for example `an attack trains without privacy`.
-        command: The command with the option, if it is another one.
 
     Raises:
         ValueError: If the task reads own data and `stated` is false, or its label is a number.
@@ -46,12 +45,9 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
             "number: leave it out, or write task.classes"
         )
     if settings.task.name in OWN_DATA and not stated:
-        advice = "add --data-is-public"
-        if command:
-            advice = f"call `{command}` and {advice}"
         raise ValueError(
-            f"{because}: task={settings.task.name} reads data of your own, {advice} if everybody "
-            "may see them, or take a public task such as task=digits"
+            f"{because}: task={settings.task.name} reads data of your own, add --data-is-public if "
+            "everybody may see them, or take a public task such as task=digits"
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import err, exit_on_errors, fail, tell, warn
+from .console import err, exit_on_errors, fail, tell, warn
 
 if TYPE_CHECKING:
     from fl_dp.viewer.dashboard.started_runs import StartedRuns

@@ -8,11 +8,11 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fl_dp.app.cells import digest_of
+from fl_dp.app.charged_choice import vote_of
 from fl_dp.app.planning import make_clipping, make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import check_data
-from fl_dp.lab.settings import tune_of
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
@@ -20,7 +20,7 @@ from fl_dp.statement import privacy_statement
 from fl_dp.strategies import ask_federation
 
 from . import TRIAL_VALUES
-from .candidates import as_chosen, candidates_of, vote_of
+from .candidates import as_chosen, candidates_of
 from .trial import TrialRounds
 from .trial_scores import public_scores, trials_config
 
@@ -50,7 +50,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
     Raises:
         ValueError: If the choice was charged and lost, or the settings can't be carried out.
     """
-    tune = tune_of(settings)
+    tune = settings.tune
     if not tune.pending:
         return settings
     if tune.by == "stopping":
@@ -75,7 +75,7 @@ def _recorded_choice(folder: RunFolder) -> str | None:
 
 def _record(folder: RunFolder, chosen: Settings) -> None:
     folder.write_settings(chosen)
-    logger.info("Chosen by %s: %s", tune_of(chosen).by, tune_of(chosen).chosen)
+    logger.info("Chosen by %s: %s", chosen.tune.by, chosen.tune.chosen)
 
 
 def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> str:
@@ -101,7 +101,7 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
     candidates = candidates_of(settings)
     # The trials' rounds have the noise of the plan's round with the least.
     rounds = TrialRounds(
-        most=tune_of(settings).rounds,
+        most=settings.tune.rounds,
         multiplier=ledger.plan.noise_multiplier,
         denominator=ledger.plan.denominator,
     )
@@ -137,7 +137,7 @@ def _write_down(
     description: str,
     paid: Reservation | None,
 ) -> str:
-    candidates = tune_of(settings).candidates
+    candidates = settings.tune.candidates
     assert candidates is not None  # there was a choice among them
     name = candidates[winner]
     chosen = as_chosen(settings, name)

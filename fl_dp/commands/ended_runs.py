@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.app.pictures import where_drawn
-from fl_dp.commands.console import warn
-from fl_dp.commands.jobs import Jobs
-from fl_dp.commands.terminal.results import read_results
-from fl_dp.commands.terminal.summary import RunSummary
+from fl_dp.terminal.results import read_results
+from fl_dp.terminal.summary import RunSummary
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
     plot_curves,
@@ -18,7 +16,9 @@ from fl_dp.viewer.run_pictures import (
     scores_of,
 )
 
-from .commands.report import write_report
+from .console import warn
+from .jobs import Jobs
+from .report import write_report
 
 
 def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from fl_dp.commands.console import shows_live
 from fl_dp.promise import brief_epsilon, ceiling, is_promise
 from fl_dp.tasks.metrics import Score
 
+from .live import shows_live
 from .numbers import NO_PRIVACY
 
 # Shows one line of `metrics.jsonl`.

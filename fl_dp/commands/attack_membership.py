@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_dp.app.pictures import where_drawn
-from fl_dp.commands.console import (
+from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
+
+from .console import (
     AsJson,
     Overrides,
     doing,
@@ -25,17 +27,16 @@ from fl_dp.commands.console import (
     print_plainly,
     warn,
 )
-from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
-
-from .experiments import DataIsPublic, counted, require_public
+from .on_public_data import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fl_dp.accounting.trade_off import TradeOff
-    from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
     from fl_dp.lab.games.membership import GameResult, MembershipPromise
+
+    from .jobs import Job
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -82,8 +83,7 @@ def membership(
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folders are removed then, too
     with exit_on_errors():
-        from fl_dp.commands.jobs import find_jobs, prepare
-        from fl_dp.commands.stats import refuse_statistics
+        from .jobs import find_jobs, prepare
 
         texts = overrides or []
         if any(text.startswith("resume=") for text in texts):
@@ -91,7 +91,7 @@ def membership(
                 "an attack trains models of its own: write the run's settings, not resume", status=2
             )
         (job,) = find_jobs(texts, multirun=False).trainings
-        refuse_statistics(job.settings)
+        job.settings.require_training()
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
         whom = _unit_of(job, unit)
@@ -222,9 +222,9 @@ def _row(
 
 def _write(path: Path, result: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
-    from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import private_folder
     from fl_dp.lab.attacks.membership.roc import plot_roc
+    from fl_dp.terminal.sheets import write_sheet
 
     document = result.document
     private_folder(path, exist_ok=False)
@@ -267,7 +267,7 @@ def _show(result: _MembershipResult, path: Path, *, drawn: bool) -> None:
 
 
 def _table(result: _MembershipResult) -> Table:
-    from fl_dp.commands.terminal.sheets import sheet
+    from fl_dp.terminal.sheets import sheet
 
     document = result.document
     title = (

@@ -21,17 +21,18 @@ from fl_dp.accounting import PrivacyBudget, freeze
 from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.cells import digest_of
+from fl_dp.app.charged_choice import require_choosable
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.files import write_text
-from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 
-from .candidates import as_chosen, require_choosable, with_candidate
+from .candidates import as_chosen, with_candidate
 from .choice import CHOICE, plan_with
 
 
@@ -76,7 +77,7 @@ class Stopped:
         except BaseException:
             ledger.close()
             raise
-        candidates = tune_of(settings).candidates or []
+        candidates = settings.tune.candidates or []
         count = event.law.draw(float(rng.uniforms(1)[0]))
         draws = np.floor(rng.uniforms(count) * len(candidates)).astype(np.int64)
         return cls(
@@ -128,7 +129,7 @@ class Stopped:
             name,
             how=(
                 f"the best of a random number of trainings, drawn from "
-                f"{len(tune_of(self.settings).candidates or ())} candidates, on the server's "
+                f"{len(self.settings.tune.candidates or ())} candidates, on the server's "
                 "public rows, which measure accuracy too"
             ),
             settings=digest_of(chosen),
@@ -152,7 +153,7 @@ class Stopped:
 
     def _settings(self, candidate: str) -> Settings:
         plain = replace(
-            with_tune(self.settings, TuneSettings()),
+            replace(self.settings, tune=TuneSettings()),
             report="none",
             privacy=replace(
                 self.settings.promise,
@@ -174,9 +175,9 @@ def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
         ValueError: If the settings can't be carried out, or no noise reaches the budget.
     """
     require_choosable(settings)
-    privacy, tune = settings.promise, tune_of(settings)
+    privacy, tune = settings.promise, settings.tune
     assert privacy.epsilon is not None  # as was checked
-    alone = with_tune(settings, TuneSettings())
+    alone = replace(settings, tune=TuneSettings())
     draft = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=1.0)))
 
     def event(noise: float) -> RandomStoppingEvent:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from fl_dp.app.settings.checks import at_least, distinct, one_of
 from fl_dp.option_errors import OptionError
+
+from .checks import at_least, distinct, one_of
 
 _IDLE = {
     "vote": ("mean_runs", "shape"),

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fl_dp.codec import encode_text
-from fl_dp.commands.console import (
+from fl_dp.files import write_text
+
+from .console import (
     AsJson,
     Overrides,
     err,
@@ -25,15 +27,14 @@ from fl_dp.commands.console import (
     print_plainly,
     warn,
 )
-from fl_dp.files import write_text
-
-from .experiments import DataIsPublic, counted, require_public
+from .on_public_data import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.commands.jobs import Job
     from fl_dp.lab.audit.verdict import AuditReport
     from fl_dp.lab.games.canary_run import CanaryRun
+
+    from .jobs import Job
 
 _FOLDER = "audits"
 
@@ -220,8 +221,9 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
         ValueError: If it can't be audited.
     """
     from fl_dp.app.compose import compose_settings
-    from fl_dp.commands.jobs import find_jobs, prepare
     from fl_dp.lab.games.canary_run import require_auditable, room_for_canaries
+
+    from .jobs import find_jobs, prepare
 
     for key in ("run_name", "output_dir", "resume"):
         if not keep_model and any(text.startswith(f"{key}=") for text in overrides):
@@ -274,8 +276,8 @@ def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: boo
 def _train(job: Job, run: CanaryRun) -> None:
     from fl_dp.app.local.engines import engine
     from fl_dp.app.local.launch import App, LaunchError, run_and_follow
-    from fl_dp.commands.terminal.progress import progress_line
     from fl_dp.lab.games.canary_run import RUN_KEY
+    from fl_dp.terminal.progress import progress_line
 
     app = App(
         server="fl_dp.lab.games.canary_server",

@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_dp.app.pictures import where_drawn
-from fl_dp.commands.console import (
+from fl_dp.promise import brief_epsilon, epsilon_at_delta
+
+from .console import (
     AsJson,
     Overrides,
     doing,
@@ -26,16 +28,15 @@ from fl_dp.commands.console import (
     print_json,
     print_plainly,
 )
-from fl_dp.promise import brief_epsilon, epsilon_at_delta
-
-from .experiments import DataIsPublic, counted, require_public
+from .on_public_data import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.attacks.inversion.experiment import Recovery
     from fl_dp.lab.attacks.inversion.recovery_results import CellResult, Summary
+
+    from .jobs import Job, Jobs
 
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
@@ -82,7 +83,7 @@ def inversion(
     The folder holds records as they are, beside what was recovered of them: public data only.
     """
     with exit_on_errors():
-        from fl_dp.commands.jobs import find_jobs
+        from .jobs import find_jobs
 
         settings = overrides or []
         if not any(text.startswith(("experiment=", "resume=")) for text in settings):
@@ -92,22 +93,6 @@ def inversion(
             if not job.resumed:
                 require_public(job.settings, stated=data_is_public, because=_SHOWS_RECORDS)
         recover(jobs, as_json=as_json)
-
-
-def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
-    """Attack what `fl-dp run` was asked for, on public data.
-
-    Raises:
-        ValueError: As `recover`, and if the task reads own data.
-    """
-    for job in jobs.trainings:
-        require_public(
-            job.settings,
-            stated=job.resumed,
-            because=_SHOWS_RECORDS,
-            command="fl-dp attack inversion",
-        )
-    recover(jobs, as_json=as_json)
 
 
 def recover(jobs: Jobs, *, as_json: bool) -> None:
@@ -182,9 +167,9 @@ def _conclude(
     job: Job, experiment: Recovery, results: Sequence[CellResult], console: Console
 ) -> dict[str, Any]:
     """Write and show the results of a run, and return them as plain values."""
-    from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import write_text
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, summarised
+    from fl_dp.terminal.sheets import write_sheet
 
     rows = list(chain.from_iterable(result.rows for result in results))
     columns = list(rows[0])
@@ -265,8 +250,9 @@ def _first_seed(
 
 def _sentences(summaries: Sequence[Summary]) -> list[str]:
     """Return where recovery fails under each threat with noise, and the epsilon there."""
+    from fl_dp.app.settings.recovery import WITH_NOISE
     from fl_dp.lab.attacks.inversion.recovery_results import fails_from, strongest
-    from fl_dp.lab.attacks.inversion.registry import WITH_NOISE, WORDS
+    from fl_dp.lab.attacks.inversion.registry import WORDS
 
     sentences = []
     noisy = [summary for summary in summaries if summary.part == "noise"]
@@ -294,8 +280,8 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the strongest attack of each setting, beside a guess that sees no update."""
-    from fl_dp.commands.terminal.sheets import sheet
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, strongest
+    from fl_dp.terminal.sheets import sheet
 
     if is_of_text(summaries[0].means):
         scores, scores_of = ("in place", "guess", "occur"), _text_scores

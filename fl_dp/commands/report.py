@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import exit_on_errors, require_one_of, tell
+from .console import exit_on_errors, require_one_of, tell
 
 if TYPE_CHECKING:
     from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image

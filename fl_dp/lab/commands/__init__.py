@@ -1,1 +1,0 @@
-"""The commands of the lab, one file each: attack, audit, tune."""

@@ -1,0 +1,1 @@
+"""The terminal: tables, numbers and progress as commands and pages show them."""

@@ -1,1 +1,0 @@
-"""The commands of the viewer, one file each: dashboard, report, runs."""
