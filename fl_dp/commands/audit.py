@@ -43,15 +43,7 @@ class By(StrEnum):
     """Kinds of audits."""
 
     CLIENTS = "clients"
-    GAME = "game"
     RECORDS = "records"
-
-
-class Against(StrEnum):
-    """Strategies that the game can be played with."""
-
-    FL_DP = "fl-dp"
-    FLOWER = "flower"
 
 
 def audit(
@@ -60,20 +52,13 @@ def audit(
         By,
         typer.Option(
             help="clients: train with canary clients; records: one client trains by DP-SGD with "
-            "canary records; game: play worst-case rounds on the strategy."
+            "canary records."
         ),
     ] = By.CLIENTS,
-    against: Annotated[
-        Against | None,
-        typer.Option(help="Play the game on fl-dp, or on Flower's own wrappers. Implies game."),
-    ] = None,
     canaries: Annotated[
         int | None,
         typer.Option(help="Canaries, half of them left out; 1000, or what the model holds."),
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds of the longest game with and without the client.")
-    ] = 1000,
     alpha: Annotated[
         float, typer.Option(help="Probability that a system that keeps its claim is accused.")
     ] = 1e-6,
@@ -84,9 +69,7 @@ def audit(
     claim: Annotated[
         float | None, typer.Option(help="Epsilon that the model of the scores claims.")
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of scores; of the game, 1e-5 unless given.")
-    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of that claim.")] = None,
     keep_model: Annotated[
         bool,
         typer.Option(
@@ -108,8 +91,7 @@ def audit(
     canaries and the shares of noise that the plan counts.
 
     `fl-dp audit --by records dp_sgd.epsilon=4` has one client train by DP-SGD with canary records.
-    `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing
-    looks like. Ends with status 1 if a claim is violated.
+    Ends with status 1 if a claim is violated.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not 0.0 < alpha < 1.0:
@@ -120,11 +102,6 @@ def audit(
 
         if scores is not None:
             reports = [_by_scores(scores, claim=claim, delta=delta, alpha=alpha)]
-        elif by is By.GAME or against is not None:
-            if asked:
-                raise ValueError("the game has a plan of its own: leave the overrides out")
-            flower = against is Against.FLOWER
-            reports = _by_game(flower, rounds=rounds, alpha=alpha, delta=delta or 1e-5)
         elif by is By.RECORDS:
             reports = [_by_records(asked, canaries, alpha, data_is_public=data_is_public)]
         elif (settings := compose_settings(asked)).privacy.noised_by == "nodes":
@@ -152,22 +129,6 @@ def _by_scores(
         raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
     scores = read_scores(path)
     return report_of_scores(*scores, claim=claim, delta=delta, alpha=alpha, subject=path.name)
-
-
-def _by_game(flower: bool, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
-    """Play every game on ours, or on Flower's wrappers, with each way of clipping."""
-    from fl_dp.lab.games.game import GAME_MULTIPLIER, audit_strategy, names_of
-    from fl_dp.lab.games.subjects import subjects
-
-    if rounds < 20:
-        raise ValueError(f"--rounds must be at least 20, got {rounds}")
-    reports = []
-    for subject in subjects(GAME_MULTIPLIER, of_flower=flower):
-        with counted(err, subject.name, len(names_of(subject)), "tests") as done:
-            reports.append(
-                audit_strategy(subject, rounds=rounds, alpha=alpha, delta=delta, on_done=done)
-            )
-    return reports
 
 
 def _by_records(

@@ -205,7 +205,7 @@ def least_joint_mu(kind: type[NormPutBack], rounds: int) -> float:
         {0: reply_from(0, {"w": long}), 1: reply_from(1, {"w": zero})},
     ):
         strategy = Played(HandOver(), plan=PAIR, ledger=PaperLedger(PAIR))  # type: ignore[arg-type]  # plays one
-        released = play(strategy, replies, nodes=4, rounds=100 + rounds, size=2)
+        released, _ = play(strategy, replies, nodes=4, rounds=100 + rounds, size=2)
         # The logarithm of the next norm is the noisy share of unclipped, but for constants.
         worlds.append(np.stack([released[:, 0], np.log(strategy.loop.next_norms)], axis=1))
     without, with_unit = (world[:100] for world in worlds)

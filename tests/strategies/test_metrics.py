@@ -226,7 +226,7 @@ def released_over_rounds(
 
     strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
     replies = {n: reply_from(n, {"w": np.zeros(size)}, **each) for n, each in enumerate(reports)}
-    models = play(strategy, replies, nodes=plan.num_clients, rounds=rounds, size=size)
+    models, _ = play(strategy, replies, nodes=plan.num_clients, rounds=rounds, size=size)
     return np.array(seen), models
 
 

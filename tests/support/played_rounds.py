@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import FIRST_NODE, LocalGrid, reply
 from numpy.typing import NDArray
@@ -74,24 +74,43 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
     return reply(asked, dict(arrays), **metrics)
 
 
-def play(
-    strategy: DPFedAvg, replies: Mapping[int, Message], *, nodes: int, rounds: int, size: int
-) -> NDArray[np.float64]:
-    """Play round 1 again and again from `w` of zeros.
+def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
+    """A vector as a model of equally long arrays."""
+    if arrays == 1:
+        return {"w": vector}
+    return {f"w{number}": part for number, part in enumerate(np.split(vector, arrays))}
 
-    The strategy is over a `PaperLedger`. Nodes without a reply are silent. `size` is the length of
-    the model.
+
+def play(
+    strategy: Strategy,
+    replies: Mapping[int, Message],
+    *,
+    nodes: int,
+    rounds: int,
+    size: int,
+    arrays: int = 1,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Play round 1 again and again from a model of zeros, named as by `as_arrays`.
+
+    The strategy is a `DPFedAvg` over a `PaperLedger`, or one of Flower's. Nodes without a reply
+    are silent. The model has `size` coordinates, in `arrays` equally long arrays.
 
     Returns:
-        The released models, shape `(rounds, size)`.
+        The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.
     """
     grid = LocalGrid(lambda message, node: None, nodes)
-    model = ArrayRecord({"w": Array(np.zeros(size))})
+    parts = as_arrays(np.zeros(size), arrays)
+    model = ArrayRecord({name: Array(part) for name, part in parts.items()})
     released = np.empty((rounds, size))
+    asked = np.zeros((rounds, nodes), dtype=np.bool_)
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    if isinstance(strategy, DPFedAvg):  # whose own methods meet no reply
+        configure, aggregate = strategy.loop.open, strategy.loop.release
     for row in range(rounds):
-        messages = strategy.loop.open(1, model, ConfigRecord(), grid)
+        messages = list(configure(1, model, ConfigRecord(), grid))
         places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
-        mean, _ = strategy.loop.release(1, [replies[n] for n in places if n in replies])
+        mean, _ = aggregate(1, [replies[n] for n in places if n in replies])
         assert mean is not None
-        released[row] = mean["w"].numpy()
-    return released
+        released[row] = np.concatenate([mean[name].numpy() for name in parts])
+        asked[row, places] = True
+    return released, asked

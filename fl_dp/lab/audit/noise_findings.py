@@ -136,11 +136,10 @@ def noise_has_one_size(
     *,
     alpha: float,
     cohorts: NDArray[np.int64] | None = None,
-    name: str = ONE_SIZE,
 ) -> Finding:
     """Compare the energy of each release, and of large cohorts' releases, with the others'.
 
-    `name` is the finding's; for the other arguments see `findings_on_noise`.
+    For the arguments see `findings_on_noise`.
     """
     releases, draws = rows.shape
     energies = np.square(rows).sum(axis=1)
@@ -160,7 +159,7 @@ def noise_has_one_size(
         least = chance / math.sqrt(min(int(large.sum()), int((~large).sum())) * draws)
         difference = "between large and small cohorts"
     return Finding(
-        name=name,
+        name=ONE_SIZE,
         alpha=alpha,
         caught=worst < alpha,
         observed=f"sizes of {releases} releases, p = {min(1.0, worst):.2g}{by_cohort}",

@@ -19,7 +19,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.option_errors import require_probability
@@ -31,7 +30,6 @@ from .lower_bounds import (
     gdp_lower_bound,
     most_that_clopper_pearson_shows,
 )
-from .noise_findings import deviation_of
 from .verdict import AuditReport, Finding
 
 _CANDIDATES = 100  # thresholds that are tried
@@ -158,35 +156,6 @@ def _thresholds(
         )
         thresholds.append((float(threshold), counts))
     return thresholds
-
-
-def mu_of_shift(
-    without: NDArray[np.float64],
-    with_secret: NDArray[np.float64],
-    idle: NDArray[np.float64],
-    *,
-    alpha: float,
-) -> float:
-    """A lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
-
-    It is the distance of the means over the noise's deviation, less its error. So it uses every
-    digit of the scores, not only their side of a threshold. Infinity without noise.
-
-    `idle` has independent draws of the same noise, mean zero, where nothing is hidden. The bound
-    is too large with probability `alpha`.
-
-    Raises:
-        ValueError: If alpha is not in (0, 1).
-    """
-    require_probability(alpha=alpha)
-    # Var(mean_1 - mean_0) = 1/n_0 + 1/n_1 in deviations of the noise.
-    # One half of alpha for the mean's error, the other for the deviation's.
-    largest = deviation_of(idle, alpha=alpha)[1]
-    apart = abs(float(with_secret.mean() - without.mean()))
-    if largest == 0.0:
-        return math.inf if apart > 0.0 else 0.0
-    error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(without) + 1.0 / len(with_secret))
-    return max(0.0, apart / largest - error)
 
 
 def _confusion(

@@ -1,6 +1,6 @@
 """Worst-case neighbours against the strategy itself, and against copies of it that are broken.
 
-An audit that a broken copy passes proves nothing. So each audit of `fl-dp audit` is given the
+An audit that a broken copy passes proves nothing. So each row of the game is given the
 copies that it has to catch, and the strategy, which has to pass every one of them. What a copy may
 do wrong is what other frameworks have done wrong; Flower's own wrappers are among them.
 
@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distinguishing_game import GAMES, SILENCE, audit_strategy, names_of
 from draws import a_draw
+from game_subjects import FlDp, FlowersOwn, Sent, Subject
 from scipy import stats
 
 from fl_dp import Plan, PrivacyBudget
@@ -24,8 +26,6 @@ from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.noise_findings import NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.lab.audit.verdict import AuditReport, Finding
-from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
-from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import Draw, LawSelection, PrivateLoop, Released, Selection, Unit
 from fl_dp.updates.clipped_sum import ClippedSum

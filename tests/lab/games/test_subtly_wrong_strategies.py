@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distinguishing_game import COHORT_SIZE, GAMES, SENT, audit_strategy
+from game_subjects import FlDp, Subject
 from numpy.typing import NDArray
 from wrong_systems import Draws, ShuffledDeck, one_draw_for_both_halves, stream_by
 
@@ -22,8 +24,6 @@ from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.lab.audit.verdict import audit_table
-from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
-from fl_dp.lab.games.subjects import FlDp, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid import IntegerLaw
 from fl_dp.strategies import Draw, LawSelection, PrivateLoop, Released, Selection, Unit

@@ -6,8 +6,7 @@
 
 In each game two federations differ in what one client does. The strategy plays rounds with either;
 its releases bound a round's privacy loss from below, beside the noise multiplier's claim. With
-little noise a thousand rounds show nine tenths of the claim, so the game has its own noise
-multiplier, by default 1/4: exactly 4-GDP.
+little noise a thousand rounds show nine tenths of the claim: a multiplier of 1/4 is exactly 4-GDP.
 
 The adversary sees the released models, chooses what the other clients send, and does not see who
 took part.
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
+from game_subjects import FlDp, Replies, Sent, Subject, direction
 from numpy.typing import NDArray
 from scipy.stats import chi2, norm
 
@@ -37,12 +37,9 @@ from fl_dp.lab.audit.noise_findings import (
     noise_is_new,
     size_pvalue,
 )
-from fl_dp.lab.audit.scores import bounds_of_scores, mu_of_shift
+from fl_dp.lab.audit.scores import bounds_of_scores
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 
-from .subjects import FlDp, Replies, Sent, Subject, direction
-
-GAME_MULTIPLIER = 0.25
 _FEWER = 10  # games that a broken strategy loses clearly need a tenth of the rounds
 _RATE, _NODES, _COHORTS = 0.3, 10, 400
 
@@ -129,13 +126,12 @@ def audit_strategy(
     alpha: float,
     delta: float,
     only: Container[str] | None = None,
-    on_done: Callable[[], None] = lambda: None,
 ) -> AuditReport:
     """Play every game and test the noise.
 
     The longest game takes `rounds` with each federation, others a tenth. A strategy that keeps its
     claim, at `delta`, is accused with probability `alpha`, over all tests. `only` names the tests
-    to make; None: all of `names_of(subject)`. `on_done` is called after each.
+    to make; None: all of `names_of(subject)`.
     """
     names = names_of(subject)
     level = alpha / len(names)
@@ -151,11 +147,7 @@ def audit_strategy(
     }
     for game in GAMES:
         tests[game.name] = partial(_finding_of_game, subject, game, plays, level, delta)
-    findings = []
-    for name in names:
-        if only is None or name in only:
-            findings.append(tests[name]())
-            on_done()
+    findings = [tests[name]() for name in names if only is None or name in only]
     return AuditReport(
         subject=f"{subject.name}; noise multiplier {subject.noise_multiplier:g}",
         findings=tuple(findings),
@@ -288,7 +280,7 @@ def _finding_of_game(
     if isinstance(play, _FailedPlay):
         return replace(finding, caught=True, observed=play.reason)
     without, with_unit = play.without, play.with_unit
-    mu = mu_of_shift(without, with_unit, play.idle, alpha=alpha / 2.0)
+    mu = _mu_of_shift(without, with_unit, play.idle, alpha=alpha / 2.0)
     scored = bounds_of_scores(without, with_unit, alpha=alpha / 2.0, delta=delta)
     half = len(without) // 2
     most = most_that_clopper_pearson_shows(half, half, alpha=alpha / 4.0, delta=delta)
@@ -304,6 +296,31 @@ def _finding_of_game(
         power=f"catches noise below {claimed / needed:.0%} of what is claimed, 19 times of "
         f"20; Clopper-Pearson shows epsilon {most:.3g} at most",
     )
+
+
+def _mu_of_shift(
+    without: NDArray[np.float64],
+    with_secret: NDArray[np.float64],
+    idle: NDArray[np.float64],
+    *,
+    alpha: float,
+) -> float:
+    """A lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
+
+    It is the distance of the means over the noise's deviation, less its error. So it uses every
+    digit of the scores, not only their side of a threshold. Infinity without noise.
+
+    `idle` has independent draws of the same noise, mean zero, where nothing is hidden. The bound
+    is too large with probability `alpha`.
+    """
+    # Var(mean_1 - mean_0) = 1/n_0 + 1/n_1 in deviations of the noise.
+    # One half of alpha for the mean's error, the other for the deviation's.
+    largest = deviation_of(idle, alpha=alpha)[1]
+    apart = abs(float(with_secret.mean() - without.mean()))
+    if largest == 0.0:
+        return math.inf if apart > 0.0 else 0.0
+    error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(without) + 1.0 / len(with_secret))
+    return max(0.0, apart / largest - error)
 
 
 def _noise_has_its_size(
@@ -389,7 +406,7 @@ def _cohorts_leave_noise_alone(subject: Subject, plays: _Plays, alpha: float) ->
     """
     sums, asked = plays.cohorts
     drawn, sending = asked.sum(axis=1), asked[:, : _NODES // 2].sum(axis=1)
-    size = noise_has_one_size(sums[:, 1:], alpha=alpha / 3.0, cohorts=drawn, name=COHORT_SIZE)
+    size = noise_has_one_size(sums[:, 1:], alpha=alpha / 3.0, cohorts=drawn)
     # Given the cohorts, Gaussians around `added * sending`: nothing is left that a constant or the
     # number of those drawn explains, but a chi-square of two degrees of freedom.
     along, senders = sums[:, 0] / subject.noise_multiplier, sending[:, None].astype(np.float64)
@@ -402,6 +419,7 @@ def _cohorts_leave_noise_alone(subject: Subject, plays: _Plays, alpha: float) ->
     most, chance = float(chi2.isf(alpha / 3.0, 2)), float(norm.isf(alpha / 3.0))
     return replace(
         size,
+        name=COHORT_SIZE,
         alpha=alpha,
         caught=size.caught or surplus > most or beyond > chance,
         observed=f"{size.observed}; of what is not the sum, a constant and the number of those "

@@ -22,14 +22,13 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from numpy.typing import NDArray
+from played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 
 from fl_dp.accounting import PoissonSampling, PrivacyBudget
 from fl_dp.app.in_process import flower_in_silence
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import CentralPlan, Plan
 from fl_dp.strategies import DPFedAvg, PrivateLoop, Selection
-
-from .played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 
 SIZE = 64
 """Length of the model: one direction for the game, those across it show the noise."""
@@ -192,19 +191,3 @@ class FlowersOwn(Subject):
             strategy = self._strategy(nodes)
             played.append(play(strategy, messages, nodes=nodes, rounds=1, size=SIZE)[0])
         return np.concatenate(played), np.ones((rounds, nodes), dtype=np.bool_)
-
-
-def subjects(noise_multiplier: float, *, of_flower: bool) -> list[Subject]:
-    """Strategies with each kind of clipping: fl-dp's, or Flower's wrappers."""
-    z = noise_multiplier
-    if of_flower:
-        adaptive = "Flower's server-side adaptive clipping"
-        return [
-            FlowersOwn(noise_multiplier=z),
-            FlowersOwn(name=adaptive, noise_multiplier=z, adaptive=True, crowd=18),
-        ]
-    return [
-        FlDp(noise_multiplier=z),
-        FlDp(name="fl-dp, adaptive clipping", noise_multiplier=z, adaptive=True),
-        FlDp(name="fl-dp, four arrays' norms", noise_multiplier=z, arrays=4),
-    ]
