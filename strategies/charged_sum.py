@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fl_dp.codec import encode_text
@@ -20,7 +19,7 @@ from fl_dp.statistics import Answer, NoiseChoice
 from fl_dp.statistics.query import SumQuery
 from fl_dp.updates import RefusedUpdate
 
-from .exchange import Ask, asking
+from .exchange import Ask, Federation
 from .modes.node_budget import price_of_a_sum
 from .question import Question
 from .rehearsal import require_gates_at_all_or_none
@@ -30,49 +29,38 @@ from .secure import OneSum, SecureSums, Summed
 
 
 def charged_sum(
-    grid: Grid,
+    federation: Federation,
     ledger: PrivacyLedger,
     name: str,
-    choice: NoiseChoice,
     question: Question,
     *,
     nodes: Sequence[int],
     sums: SecureSums,
-    window: int | None,
-    timeout: float,
-    rehearsal_timeout: float,
 ) -> Answer:
-    """Reserve the event of `choice`, ask, let the committee open the sum, and commit.
+    """Reserve the event of the question's choice, ask, let the committee open the sum, and commit.
 
-    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against the
-    server and the plan's colluding nodes: they see the noisy sum over at least as many nodes as
-    the noise supposes, and nothing else that depends on data. A failed node sends noise around
-    zero. Only keys are sent before the charge is on disk; a sum that can't be opened stays
+    Privacy: `question.choice.events`, for one unit with all its records, zero-out neighbours,
+    against the server and the plan's colluding nodes: they see the noisy sum over at least as many
+    nodes as the noise supposes, and nothing else that depends on data. A failed node sends noise
+    around zero. Only keys are sent before the charge is on disk; a sum that can't be opened stays
     charged.
 
-    All `nodes` are asked; `timeout` is in seconds, as is `rehearsal_timeout`, for the answers that
-    touch no data.
+    All `nodes` are asked.
 
     Raises:
-        ValueError: If nodes can't share the noise of `choice`; nobody was asked.
+        ValueError: If nodes can't share the noise of the choice; nobody was asked.
         RehearsalFailed: If an app can't answer, most owners refuse, or too few nodes have keys;
             nothing was charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
+    choice = question.choice
     noise = _noise_in_shares(ledger, question, nodes)
     mechanism = _shared_mechanism(choice)
     hosted = ledger.plan.hosting.units_per_node
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
-    ask = asking(grid, window=window)
+    ask = federation.asking()
     asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
-    answers = asked.rehearse(
-        grid,
-        nodes,
-        trusts_server=False,
-        window=window,
-        timeout=rehearsal_timeout,
-        round_timeout=timeout,
-    )
+    answers = asked.rehearse(federation, nodes, trusts_server=False)
     require_gates_at_all_or_none(answers)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
@@ -85,7 +73,7 @@ def charged_sum(
         units_in_sum=hosted,
     )
     one = OneSum(sums, noise, summed, number=reservation.sequence)
-    [total] = _opened_sum(grid, one, asked, nodes, ask, timeout=timeout)
+    [total] = _opened_sum(federation, one, asked, nodes, ask)
     ledger.commit(reservation)
     assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
     estimates = choice.query.estimates(total, noise.noise_std(shared))
@@ -127,13 +115,7 @@ def _noise_in_shares(
 
 
 def _opened_sum(
-    grid: Grid,
-    one: OneSum,
-    question: Question,
-    nodes: Sequence[int],
-    ask: Ask,
-    *,
-    timeout: float,
+    federation: Federation, one: OneSum, question: Question, nodes: Sequence[int], ask: Ask
 ) -> list[NDArray[np.float64]]:
     """Ask all nodes, fold their messages and return the opened sum, one array per segment.
 
@@ -143,8 +125,9 @@ def _opened_sum(
     log = RunLog()
     one.open(nodes, ask)
     content = one.content_for(question.content)
+    timeout = federation.timeout
     messages = [question.to(node, content, timeout=timeout) for node in nodes]
-    for reply in question.answers(grid, ask(messages, timeout), nodes, log):
+    for reply in question.answers(federation.grid, ask(messages, timeout), nodes, log):
         try:
             one.fold(reply.metadata.src_node_id, reply.content)
         except RefusedUpdate as refused:

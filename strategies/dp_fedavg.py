@@ -55,10 +55,7 @@ from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
 from .compatibility import require_ledger_of, require_loop_of, selection_for
-from .contributions import ContributionCheck
-from .participations import Participations
 from .private_loop import PrivateLoop
-from .roster import Roster
 from .round_evaluation import evaluation_of, releases_of
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
@@ -189,32 +186,24 @@ class DPFedAvg(RoundStrategy):
         )
         measured = evaluation_of(evaluation, plan, strategy, dp_sgd=record_plan is not None)
         super().__init__(strategy, evaluates=measured is not None)
-        check = ContributionCheck(plan) if plan.release.contribution_check else None
         options = LoopOptions(
             selection=selection,
-            roster=Roster(
-                plan.num_clients,
-                units_per_node=plan.hosting.distinct_units_per_node,
-                may_grow=roster_may_grow,
-                timeout=roster_timeout,
-            ),
-            participations=Participations(ledger, owners=owners),
-            contribution_check=check,
-            cohorts_are_visible=plan.sampling.visible,
             weight_cap=weight_cap,
             window=window,
+            roster_timeout=roster_timeout,
             rng=rng,
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,
-            trained=plan.trained,
         )
         self.loop = self.loop_class(
             self.optimizer,
             options,
             plan=plan,
             ledger=ledger,
+            roster_may_grow=roster_may_grow,
             secure_roster=secure_roster,
+            owners=owners,
             evaluation=measured,
         )
 

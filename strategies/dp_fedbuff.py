@@ -22,6 +22,7 @@ from fl_dp.updates.compression import array_bytes
 from .buffer import Buffer, OpenBuffer
 from .compatibility import require_trainable
 from .dp_fedavg import DPFedAvg
+from .exchange import Federation
 from .modes import BufferedMode
 from .private_loop import PrivateLoop
 from .round_loop import LoopOptions
@@ -41,14 +42,14 @@ class BufferedLoop(PrivateLoop):
             TypeError: If the selection is no `BufferedSelection`.
         """
         super().__init__(optimizer, options, **private)
-        if not isinstance(self.selection, BufferedSelection):
+        selection = options.selection
+        if not isinstance(selection, BufferedSelection):
             raise TypeError(
                 "a buffer asks units one by one: pass selection=BufferedSelection(...), got "
-                f"{type(self.selection).__name__}"
+                f"{type(selection).__name__}"
             )
-        self._buffered_selection = self.selection
         self._buffer = Buffer(
-            selection=self._buffered_selection,
+            selection=selection,
             ledger=self.ledger,
             participations=self._participations,
             progress=self._progress,
@@ -81,16 +82,16 @@ class BufferedLoop(PrivateLoop):
             mode=mode,
             cohort={},
             index=self._reservation.index,
-            selection=self._buffered_selection,
+            selection=self._buffer.selection,
         )
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return ()
 
-    def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+    def _replies(self, federation: Federation, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield the answers that fill the open buffer."""
         assert isinstance(self._open, OpenBuffer)  # configured just before
-        return self._buffer.fill(grid, self._open, timeout=self._timeout)
+        return self._buffer.fill(federation.grid, self._open, timeout=federation.timeout)
 
     @property
     def _lifetime(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TypeAlias
 
@@ -205,6 +206,36 @@ def one_of_each(
         else:
             answered.add(node)
             yield reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The nodes of a grid, and how long their answers are waited for.
+
+    Attributes:
+        grid: Flower's grid.
+        window: Number of nodes that work at the same time; None leaves it to the grid.
+        timeout: Seconds to wait for answers.
+        roster_timeout: Seconds to wait for nodes to connect, and for answers that touch no data.
+    """
+
+    grid: Grid
+    window: int | None
+    timeout: float
+    roster_timeout: float
+
+    @property
+    def rehearsal_timeout(self) -> float:
+        """Seconds to wait for answers that touch no data; at most `timeout`."""
+        return min(self.timeout, self.roster_timeout)
+
+    def exchange(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Send messages and yield the replies as they arrive. See `exchange`."""
+        return exchange(self.grid, messages, window=self.window, timeout=self.timeout)
+
+    def asking(self, *, patient: bool = False) -> Ask:
+        """An `Ask` on the grid. See `asking`."""
+        return asking(self.grid, window=self.window, patient=patient)
 
 
 def asking(grid: Grid, *, window: int | None, patient: bool = False) -> Ask:

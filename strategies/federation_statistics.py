@@ -31,13 +31,12 @@ from fl_dp.statistics import (
     Answer,
     Evaluation,
     NoiseChoice,
-    Query,
     ScoreHistograms,
     charged_release,
 )
 
 from .charged_sum import charged_sum
-from .exchange import asking, exchange
+from .exchange import Federation
 from .question import CONFIG, Question, require_charged_relation
 from .roster import wait_for_roster
 from .run_log import RunLog
@@ -92,25 +91,17 @@ def ask_federation(
         ValueError: If the plan does not declare these events, the noise is insecure and the ledger
             does not know of it, or there are more units than can be summed; nobody was asked.
     """
-    entries = _with_query(config, choice.query) | {STATISTIC_VALUES_KEY: values}
+    entries = _with_query(config, choice) | {STATISTIC_VALUES_KEY: values}
     question = Question(
-        query=choice.query,
+        choice=choice,
         kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
         content=RecordDict({CONFIG: ConfigRecord(entries)}),
         units_per_node=units_per_node,
     )
-    return _answered(
-        grid,
-        ledger,
-        name,
-        choice,
-        question,
-        rng=rng,
-        window=window,
-        timeout=timeout,
-        roster_timeout=roster_timeout,
-        secure_roster=secure_roster,
+    federation = Federation(
+        grid=grid, window=window, timeout=timeout, roster_timeout=roster_timeout
     )
+    return _answered(federation, ledger, name, question, rng=rng, secure_roster=secure_roster)
 
 
 def evaluate_federation(
@@ -154,37 +145,30 @@ def evaluate_federation(
         ValueError: If the choice is of another query.
         Others: As `ask_federation`.
     """
-    ask_for = _evaluation_question
+    asked = _evaluation_question
     if isinstance(choice.query, ScoreHistograms):
-        ask_for = _scores_question
-    return _answered(
-        grid,
-        ledger,
-        name,
-        choice,
-        ask_for(choice.query, arrays, config, units_per_node=units_per_node),
-        rng=rng,
-        window=window,
-        timeout=timeout,
-        roster_timeout=roster_timeout,
-        secure_roster=secure_roster,
+        asked = _scores_question
+    question = asked(choice, arrays, config, units_per_node=units_per_node)
+    federation = Federation(
+        grid=grid, window=window, timeout=timeout, roster_timeout=roster_timeout
     )
+    return _answered(federation, ledger, name, question, rng=rng, secure_roster=secure_roster)
 
 
 def _evaluation_question(
-    query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
+    choice: NoiseChoice, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
     """The question for a model's quality.
 
     Raises:
         ValueError: If the query is no `Evaluation`.
     """
-    if not isinstance(query, Evaluation):
-        raise ValueError(f"models are measured by an Evaluation, got a query '{query.kind}'")
+    if not isinstance(choice.query, Evaluation):
+        raise ValueError(f"models are measured by an Evaluation, got a query '{choice.query.kind}'")
     # A plain app may read the round, which Flower's strategies send with each evaluation.
-    entries = {"server-round": 0} | _with_query(config, query)
+    entries = {"server-round": 0} | _with_query(config, choice)
     return Question(
-        query=query,
+        choice=choice,
         kind=MessageType.EVALUATE,
         content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(entries)}),
         units_per_node=units_per_node,
@@ -192,35 +176,31 @@ def _evaluation_question(
 
 
 def _scores_question(
-    query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
+    choice: NoiseChoice, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
     """The question for a model's score of each record.
 
     It is a statistic, no evaluation: owners who allow exact evaluations mean single numbers.
     """
     return Question(
-        query=query,
+        choice=choice,
         kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
-        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, query))}),
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, choice))}),
         units_per_node=units_per_node,
     )
 
 
-def _with_query(config: ConfigRecord | None, query: Query) -> dict[str, Any]:
-    return dict(config or {}) | {STATISTIC_QUERY_KEY: encode_text(query)}
+def _with_query(config: ConfigRecord | None, choice: NoiseChoice) -> dict[str, Any]:
+    return dict(config or {}) | {STATISTIC_QUERY_KEY: encode_text(choice.query)}
 
 
 def _answered(
-    grid: Grid,
+    federation: Federation,
     ledger: PrivacyLedger,
     name: str,
-    choice: NoiseChoice,
     question: Question,
     *,
     rng: SecureRandom | None,
-    window: int | None,
-    timeout: float,
-    roster_timeout: float,
     secure_roster: SecureRoster | None,
 ) -> Answer:
     """Charge and ask, by a secure sum if the plan's noise is in shares."""
@@ -238,72 +218,44 @@ def _answered(
             "the noise of a secure sum is drawn by its nodes, and no rng of the server's reaches "
             "it: leave rng out"
         )
-    nodes = wait_for_roster(grid, plan.num_clients, timeout=roster_timeout, units_per_node=per_node)
+    nodes = wait_for_roster(
+        federation.grid,
+        plan.num_clients,
+        timeout=federation.roster_timeout,
+        units_per_node=per_node,
+    )
     if sums is not None:
         try:
-            return charged_sum(
-                grid,
-                ledger,
-                name,
-                choice,
-                question,
-                nodes=nodes,
-                sums=sums,
-                window=window,
-                timeout=timeout,
-                rehearsal_timeout=min(timeout, roster_timeout),
-            )
+            return charged_sum(federation, ledger, name, question, nodes=nodes, sums=sums)
         finally:
-            sums.forget(asking(grid, window=window))
+            sums.forget(federation.asking())
     rng = rng if rng is not None else SecureRandom()
-    question.require_summable(choice, nodes)
-    rehearsal_timeout = min(timeout, roster_timeout)
-    question.rehearse(
-        grid,
-        nodes,
-        trusts_server=plan.trusts_server,
-        window=window,
-        timeout=rehearsal_timeout,
-        round_timeout=timeout,
-    )
-    return charged_answer(
-        grid,
-        ledger,
-        name,
-        choice,
-        question,
-        nodes=nodes,
-        rng=rng,
-        log=RunLog(),
-        window=window,
-        timeout=timeout,
-    )
+    question.require_summable(nodes)
+    question.rehearse(federation, nodes, trusts_server=plan.trusts_server)
+    return charged_answer(federation, ledger, name, question, nodes=nodes, rng=rng, log=RunLog())
 
 
 def charged_answer(
-    grid: Grid,
+    federation: Federation,
     ledger: PrivacyLedger,
     name: str,
-    choice: NoiseChoice,
     question: Question,
     *,
     nodes: Sequence[int],
     rng: SecureRandom,
     log: RunLog,
-    window: int | None,
-    timeout: float,
 ) -> Answer:
-    """Reserve the events of `choice`, ask `nodes`, and release one private answer.
+    """Reserve the events of the question's choice, ask `nodes`, and release one private answer.
 
     Privacy: as `charged_release`; the server is trusted with the units' vectors. Nothing is sent
-    before the charge is on disk. `timeout` is in seconds.
+    before the charge is on disk.
 
     Raises:
         PrivacyBudgetExhausted, ValueError: As `charged_release`; nobody was asked.
     """
-    question.require_summable(choice, nodes)
-    messages = [question.to(node, timeout=timeout) for node in nodes]
+    question.require_summable(nodes)
+    messages = [question.to(node, timeout=federation.timeout) for node in nodes]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
-    replies = exchange(grid, messages, window=window, timeout=timeout)
-    vectors = question.vectors(grid, replies, nodes, log)
-    return charged_release(ledger, name, choice, vectors, rng)
+    replies = federation.exchange(messages)
+    vectors = question.vectors(federation.grid, replies, nodes, log)
+    return charged_release(ledger, name, question.choice, vectors, rng)

@@ -10,7 +10,7 @@ a strategy reaches none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,16 +42,20 @@ from .compatibility import (
     require_no_running_statistics,
     require_trainable,
 )
-from .exchange import asking, patience
+from .contributions import ContributionCheck
+from .exchange import Federation, patience
 from .federation_statistics import charged_answer
 from .modes import Mode, Released, RoundFailed
-from .modes.ways import Opened, way_of
+from .modes.by_plan import mode_class_of
+from .modes.planned import ChargedRound
 from .open_round import Answered, RoundDraft
+from .participations import Participations
 from .question import Question
 from .rehearsal import RehearsalFailed, require_gates_at_all_or_none
-from .roster import Unit, nodes_of
+from .roster import Roster, Unit, nodes_of
 from .round_evaluation import RoundEvaluation, in_words
-from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
+from .round_loop import LoopOptions, RoundLoop, Start
+from .secure import SecureSums, secure_sums_of
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -77,20 +81,38 @@ class PrivateLoop(RoundLoop):
         *,
         plan: Plan,
         ledger: PrivacyLedger,
+        roster_may_grow: bool,
         secure_roster: SecureRoster | None,
-        evaluation: RoundEvaluation | None = None,
+        owners: Mapping[str, float] | None,
+        evaluation: RoundEvaluation | None,
     ) -> None:
         """Prepare; `DPFedAvg` describes the options."""
         self.noise_stream: NoiseStream = WhiteStream()
         if plan.coefficients is not None:
             self.noise_stream = BandedStream(plan.coefficients)
-        super().__init__(optimizer, options)
+        super().__init__(
+            optimizer,
+            options,
+            roster=Roster(
+                plan.num_clients,
+                units_per_node=plan.hosting.distinct_units_per_node,
+                may_grow=roster_may_grow,
+                timeout=options.roster_timeout,
+            ),
+            participations=Participations(ledger, owners=owners),
+            contribution_check=(
+                ContributionCheck(plan) if plan.release.contribution_check else None
+            ),
+            cohorts_are_visible=plan.sampling.visible,
+            trained=plan.trained,
+        )
         self.plan = plan
         self.ledger = ledger
         self.evaluation = evaluation
         self.owns_ledger = False
         self._reservation: Reservation
-        self._way = way_of(plan, secure_roster)
+        self._mode_class = mode_class_of(plan)
+        self._sums = secure_sums_of(plan, secure_roster)
         self._enforcement = Enforcement.SITE  # the weakest so far
         self._clipping_norms = plan.release.clipping.first_norms
 
@@ -102,46 +124,26 @@ class PrivateLoop(RoundLoop):
         if type(self.noise_stream) is WhiteStream:
             self.noise_stream = WhiteStream(sample)
 
-    def run(
-        self,
-        announce: Callable[[], None],
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        timeout: float,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: EvaluateFn | None,
-        should_stop: ShouldStop | None,
-    ) -> Result:
+    def run(self, start: Start, announce: Callable[[], None]) -> Result:
         """Train while the budget lasts. See `RoundLoop.run`."""
         plan = self.plan
         self.noise_stream.cut()
         try:
-            trained = self._layout_of(initial_arrays).only_released(initial_arrays)
+            trained = self._layout_of(start.initial_arrays).only_released(start.initial_arrays)
             require_no_running_statistics(trained)
             require_memory(trained)
-            if num_rounds > plan.rounds:
+            if start.num_rounds > plan.rounds:
                 raise OptionError(
-                    f"{num_rounds} rounds were asked for, but the plan's budget pays for "
+                    f"{start.num_rounds} rounds were asked for, but the plan's budget pays for "
                     f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
                 )
-            done, model = self._progress.origin(initial_arrays)
-            if done == 0 and num_rounds > 0:
+            done, model = self._progress.origin(start.initial_arrays)
+            if done == 0 and start.num_rounds > 0:
                 self._progress.begin(done, model)
                 self._require_budget_left()
-            result = super().run(
-                announce,
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn,
-                should_stop,
-            )
-            self._way.end(asking(grid, window=self._window))
+            result = super().run(start, announce)
+            if self._sums is not None:  # nodes forget their keys
+                self._sums.forget(self._federation(start.grid).asking())
             return result
         except PrivacyBudgetExhausted as exhausted:
             if self._progress.trained:
@@ -176,7 +178,7 @@ class PrivateLoop(RoundLoop):
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
         if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster, server_round=server_round)
-            cohort = self.selection.select(draft.draw)
+            cohort = self.options.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
                 round=server_round,
                 participants=self._participations.names_of(cohort),
@@ -187,7 +189,7 @@ class PrivateLoop(RoundLoop):
             cohort = draft.roster
             # Where nodes flip the coins themselves, the server must not know how they came up.
             if not plan.hosting.coins_at_nodes:
-                cohort = self.selection.select(draft.draw)
+                cohort = self.options.selection.select(draft.draw)
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
         try:
             return self._ask_cohort(draft, mode, cohort)
@@ -203,18 +205,19 @@ class PrivateLoop(RoundLoop):
         instruction: RoundInstruction,
     ) -> Mode:
         """The mode of a round; override it to add noise elsewhere."""
-        opened = Opened(
+        charged = ChargedRound(
             reservation=reservation,
             layout=layout,
             origin=origin,
             instruction=instruction,
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
-            rng=self._rng,
+            rng=self.options.rng,
             untried=self._untried,
             group_of=self._participations.group_of,
+            sums=self._sums,
         )
-        return self._way.mode(opened)
+        return self._mode_class(self.plan, charged)
 
     @property
     def _metrics(self) -> Sequence[str]:
@@ -276,28 +279,30 @@ class PrivateLoop(RoundLoop):
         return evaluation.question(content, arrays, weighted_by=self.optimizer.weight_key)
 
     def _evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        federation: Federation,
     ) -> MetricRecord | None:
         """Charge and release what every client measures. See `RoundLoop._evaluate`."""
         if self.evaluation is None:
             return None
-        nodes = nodes_of(self._participations.members(self._roster.units(grid, self._log)))
+        roster = self._roster.units(federation.grid, self._log)
+        nodes = nodes_of(self._participations.members(roster))
         model = self._layout_of(arrays).only_released(arrays)
         content = self.optimizer.instruct_evaluation(server_round, model, config, nodes)
         if content is None:
             return None
         try:
             answer = charged_answer(
-                grid,
+                federation,
                 self.ledger,
                 f"evaluation of round {server_round}",
-                self.evaluation.choice,
                 self._question(self.evaluation, content, arrays),
                 nodes=nodes,
-                rng=self._rng,
+                rng=self.options.rng,
                 log=self._log,
-                window=self._window,
-                timeout=self._timeout,
             )
         except PrivacyBudgetExhausted as exhausted:
             self._log.warn_once(f"a model is not evaluated by clients: {exhausted}")
@@ -321,7 +326,11 @@ class PrivateLoop(RoundLoop):
         return f", epsilon so far {brief_epsilon(self.ledger.running_epsilon())}"
 
     def _rehearse(
-        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+        self,
+        federation: Federation,
+        nodes: Sequence[int],
+        model: ArrayRecord,
+        config: ConfigRecord,
     ) -> None:
         """Ask for identities, and let nodes make keys. See `RoundLoop._rehearse`."""
         layout = self._layout_of(model)
@@ -331,8 +340,8 @@ class PrivateLoop(RoundLoop):
         logger.info(noise.in_words)
         if noise.warning is not None:
             self._log.warn_once(noise.warning)
-        super()._rehearse(grid, nodes, model, config)
-        if self._way.sums is not None:
+        super()._rehearse(federation, nodes, model, config)
+        if self._sums is not None:
             require_gates_at_all_or_none(self._answers)
         enforcement = self._answers.enforcement(nodes)
         if not self.plan.trusts_server and enforcement is not Enforcement.APP:
@@ -343,34 +352,45 @@ class PrivateLoop(RoundLoop):
             )
         if self.evaluation is not None and not self._answers.untried:  # else nobody can tell more
             question = self._question(self.evaluation, RecordDict({"arrays": model}), model)
-            question.rehearse(
-                grid,
-                nodes,
-                trusts_server=self.plan.trusts_server,
-                window=self._window,
-                timeout=min(self._timeout, self._roster.timeout),
-                round_timeout=self._timeout,
-            )
-        ask = asking(grid, window=self._window, patient=True)
-        timeout = patience(grid, min(self._timeout, self._roster.timeout))
+            question.rehearse(federation, nodes, trusts_server=self.plan.trusts_server)
+        if self._sums is not None:
+            self._make_keys(self._sums, federation, nodes)
+
+    def _make_keys(self, sums: SecureSums, federation: Federation, nodes: Sequence[int]) -> None:
+        """Let nodes make their keys for secure sums.
+
+        Raises:
+            RehearsalFailed: If they can't work together; nothing was charged.
+        """
+        assert self.plan.noise is not None  # of a plan with secure sums
+        timeout = patience(federation.grid, federation.rehearsal_timeout)
+        ask = federation.asking(patient=True)
         try:
-            self._way.rehearse(nodes, ask, timeout=timeout)
+            sums.prepare(nodes, self.plan.noise.shares, ask, timeout=timeout)
         except SecureSumFailed as failed:
             raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Units that may take part in the next round. See `RoundLoop._eligible`."""
-        return self._way.eligible(roster)
+        """All units but those of nodes that lied or were late. See `RoundLoop._eligible`."""
+        if self._sums is None:
+            return roster
+        assert self.plan.noise is not None  # of a plan with secure sums
+        nodes, least = nodes_of(roster), self.plan.noise.shares.least
+        try:
+            self._sums.require_left(nodes, least)
+        except SecureSumFailed as failed:
+            raise RoundFailed(str(failed)) from failed
+        allowed = set(self._sums.allowed(nodes, least))
+        return [unit for unit in roster if unit.node in allowed]
 
     def _needs(self) -> set[Ability]:
         """Abilities that every client's app needs."""
-        return super()._needs() | self._way.needs()
+        return super()._needs() | self._mode_class.needs(self.plan)
 
     def _rehearsal_config(self) -> dict[str, str]:
         """Instructions that an owner may not allow."""
         config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
-        compression = None if self._compression.up == "none" else self._compression
-        instruction = self._way.rehearsal_instruction(compression)
+        instruction = self._mode_class.rehearsal_instruction(self.plan, self.options.encoding)
         if instruction is not None:
             config[INSTRUCTION_KEY] = encode_text(instruction)
         return config

@@ -17,7 +17,7 @@ from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 
-from .exchange import one_of_each
+from .exchange import Federation, one_of_each
 from .rehearsal import Answers, meaning_of, rehearse
 from .run_log import RunLog
 
@@ -41,7 +41,7 @@ def require_charged_relation(plan: Plan, *, units_per_node: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A message for every node, and the query its answer contributes to.
+    """A message for every node, and the query its answer contributes to, with its noise.
 
     Attributes:
         content: The message, with one ConfigRecord.
@@ -49,7 +49,7 @@ class Question:
         weighted_by: Name under which a plain app's evaluation replies with its number of records.
     """
 
-    query: Query
+    choice: NoiseChoice
     kind: str
     content: RecordDict
     units_per_node: int = 1
@@ -65,6 +65,11 @@ class Question:
             raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
 
     @property
+    def query(self) -> Query:
+        """What is asked."""
+        return self.choice.query
+
+    @property
     def config(self) -> ConfigRecord:
         """Its ConfigRecord."""
         (config,) = self.content.config_records.values()
@@ -76,28 +81,22 @@ class Question:
         config = ConfigRecord(dict(self.config) | dict(entries))
         return replace(self, content=RecordDict(dict(self.content) | {name: config}))
 
-    def require_summable(self, choice: NoiseChoice, nodes: Sequence[int]) -> None:
+    def require_summable(self, nodes: Sequence[int]) -> None:
         """Refuse more units than can be summed exactly.
 
         Raises:
             ValueError: If there may be more; nothing was charged.
         """
-        if len(nodes) * self.units_per_node > choice.max_units:
+        most = self.choice.max_units
+        if len(nodes) * self.units_per_node > most:
             raise ValueError(
                 f"{len(nodes)} nodes of up to {self.units_per_node} units are connected, and at "
-                f"most {choice.max_units} units can be summed exactly at this noise: choose a "
+                f"most {most} units can be summed exactly at this noise: choose a "
                 "smaller epsilon"
             )
 
     def rehearse(
-        self,
-        grid: Grid,
-        nodes: Sequence[int],
-        *,
-        trusts_server: bool,
-        window: int | None,
-        timeout: float,
-        round_timeout: float,
+        self, federation: Federation, nodes: Sequence[int], *, trusts_server: bool
     ) -> Answers:
         """Ask nodes, before the charge, whether they can and may answer. See `rehearse`.
 
@@ -111,14 +110,11 @@ class Question:
         if measures or isinstance(self.query, ScoreHistograms):
             needs = Ability.EVALUATION
         return rehearse(
-            grid,
+            federation,
             nodes,
             config=self.config,
             needs={needs},
             of_plain_apps={needs} if measures and trusts_server else (),
-            window=window,
-            timeout=timeout,
-            round_timeout=round_timeout,
         )
 
     def to(self, node: int, content: RecordDict | None = None, *, timeout: float) -> Message:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fl_dp.accounting.budget import Limit
 from fl_dp.promise import Enforcement, weakest
@@ -31,7 +30,7 @@ from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import is_floating
 
-from .exchange import exchange, patience
+from .exchange import Federation, exchange, patience
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -238,7 +237,7 @@ class Answers:
 
 
 def rehearse(
-    grid: Grid,
+    federation: Federation,
     nodes: Sequence[int],
     *,
     config: Mapping[str, Any],
@@ -246,34 +245,30 @@ def rehearse(
     of_plain_apps: Collection[Ability] = (),
     layout: VectorLayout | None = None,
     everyone: Callable[[Answers], bool] = lambda answers: False,
-    window: int | None,
-    timeout: float,
-    round_timeout: float,
+    round_timeout: float | None = None,
 ) -> Answers:
     """Ask nodes who they are, before a training or a question is charged; refuse what can't work.
 
     Args:
-        grid: Flower's grid.
+        federation: The connected nodes.
         nodes: Nodes that are to take part.
         config: Config of the messages that will follow, as far as an owner may refuse it.
         needs: Abilities that every node's app needs.
         of_plain_apps: Those of them that a plain Flower app is taken to have, as it can't tell.
         layout: The training's model; None for a question.
         everyone: As for `ask_identities`.
-        window: Number of nodes that work at the same time; None leaves it to the grid.
-        timeout: Seconds for the answers, which touch no data.
-        round_timeout: Seconds for which a round, or a question, will wait.
+        round_timeout: Seconds for which a round will wait; None: the federation's.
 
     Raises:
         RehearsalFailed: If a node can't contribute, or most do not; nothing was charged.
     """
+    if round_timeout is None:
+        round_timeout = federation.timeout
     answers = ask_identities(
-        grid,
+        federation,
         nodes,
         config=ConfigRecord(dict(config)),
         everyone=everyone,
-        window=window,
-        timeout=timeout,
         round_timeout=round_timeout,
     )
     require_fit(answers, layout, needs=needs, of_plain_apps=of_plain_apps)
@@ -281,32 +276,31 @@ def rehearse(
 
 
 def ask_identities(
-    grid: Grid,
+    federation: Federation,
     nodes: Sequence[int],
     *,
     config: ConfigRecord,
     everyone: Callable[[Answers], bool],
-    window: int | None,
-    timeout: float,
     round_timeout: float,
 ) -> Answers:
     """Ask nodes who they are, each once, and again if it is silent.
 
-    Real nodes are all asked at once, and have `timeout` seconds in all. In a simulation all run
-    the same app: a few are asked first, and the others only if `everyone` returns true for these
-    answers or one of these takes no part. Simulated nodes are waited for as by a patient
-    `exchange`.
+    Real nodes are all asked at once, and have the federation's `rehearsal_timeout` in all. In a
+    simulation all run the same app: a few are asked first, and the others only if `everyone`
+    returns true for these answers or one of these takes no part. Simulated nodes are waited for as
+    by a patient `exchange`.
     """
+    grid = federation.grid
     answers = Answers(
-        timeout=patience(grid, timeout),
+        timeout=patience(grid, federation.rehearsal_timeout),
         round_timeout=patience(grid, round_timeout),
         simulated=simulates_nodes(grid),
     )
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
     with _unknown_question_unlogged():
-        _ask(grid, first, answers, config=config, window=window)
+        _ask(federation, first, answers, config=config)
         if len(first) < len(nodes) and (everyone(answers) or _some_take_no_part(answers)):
-            _ask(grid, list(nodes[len(first) :]), answers, config=config, window=window)
+            _ask(federation, list(nodes[len(first) :]), answers, config=config)
     return answers
 
 
@@ -333,7 +327,7 @@ def _unknown_question_unlogged() -> Iterator[None]:
 
 
 def _ask(
-    grid: Grid, nodes: list[int], answers: Answers, *, config: ConfigRecord, window: int | None
+    federation: Federation, nodes: list[int], answers: Answers, *, config: ConfigRecord
 ) -> None:
     answers.asked += nodes
     content = RecordDict({"config": ConfigRecord({**config, WIRE_KEY: WIRE})})
@@ -347,9 +341,9 @@ def _ask(
         ]
 
     replies = exchange(
-        grid,
+        federation.grid,
         queries(nodes),
-        window=window,
+        window=federation.window,
         timeout=answers.timeout,
         remind=lambda: queries(silent),
         patient=True,

@@ -98,7 +98,7 @@ class RoundEvaluation:
         entries = dict(config) | {STATISTIC_QUERY_KEY: encode_text(self.query)}
         records = {**content, model: arrays, name: ConfigRecord(entries)}
         return Question(
-            query=self.query,
+            choice=self.choice,
             kind=MessageType.EVALUATE,
             content=RecordDict(records),
             units_per_node=self.plan.hosting.units_per_node,

@@ -37,7 +37,7 @@ from fl_dp.updates.narrow import widen
 from .checkpoint import Checkpoint
 from .compatibility import require_finite, require_no_tied_rest
 from .contributions import ContributionCheck, NobodyContributes
-from .exchange import asking, exchange
+from .exchange import Federation
 from .modes import Mode, Released, RoundFailed
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
@@ -60,27 +60,16 @@ ShouldStop = Callable[[int, Result], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Options of a loop, with or without privacy: those of `DPFedAvg`, and these.
-
-    Attributes:
-        participations: Counts which nodes of the roster may take part once more.
-        contribution_check: Ends a training to which nobody contributes; None: no check.
-        cohorts_are_visible: Whether the participants are public.
-        trained: Arrays that are trained; see `Plan`.
-    """
+    """Options of a strategy, with or without privacy, as `DPFedAvg` describes them."""
 
     selection: Selection
-    roster: Roster
-    participations: Participations
-    contribution_check: ContributionCheck | None
-    cohorts_are_visible: bool
     weight_cap: float | None
     window: int | None
+    roster_timeout: float
     rng: SecureRandom
     after_round: Callable[[Checkpoint], None] | None
     record_plan: RecordPlan | None
     compression: Compression
-    trained: tuple[str, ...] | None
 
     def __post_init__(self) -> None:
         """Validate what no other part checks.
@@ -90,6 +79,31 @@ class LoopOptions:
         """
         if self.window is not None:
             require_count(window=self.window)
+
+    @property
+    def encoding(self) -> Compression | None:
+        """How clients encode their updates; None: they don't."""
+        return None if self.compression.up == "none" else self.compression
+
+    def with_record_plan(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A train config that also has the promise to records, if any."""
+        if self.record_plan is None:
+            return dict(config)
+        return dict(config) | {RECORD_PLAN_KEY: encode_text(self.record_plan)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Arguments of `RoundStrategy.start`, where they are described."""
+
+    grid: Grid
+    initial_arrays: ArrayRecord
+    num_rounds: int
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    should_stop: ShouldStop | None
 
 
 class RoundLoop(ABC):
@@ -103,27 +117,41 @@ class RoundLoop(ABC):
 
     evaluation: RoundEvaluation | None = None
 
-    def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
-        """Prepare a training."""
+    def __init__(
+        self,
+        optimizer: ServerOptimizer,
+        options: LoopOptions,
+        *,
+        roster: Roster,
+        participations: Participations,
+        contribution_check: ContributionCheck | None,
+        cohorts_are_visible: bool,
+        trained: tuple[str, ...] | None,
+    ) -> None:
+        """Prepare a training.
+
+        Args:
+            optimizer: Makes the next model of what a round releases.
+            options: Those of the strategy.
+            roster: Units that may take part.
+            participations: Counts which nodes of the roster may take part once more.
+            contribution_check: Ends a training to which nobody contributes; None: no check.
+            cohorts_are_visible: Whether the participants are public.
+            trained: Arrays that are trained; see `Plan`.
+        """
         self.optimizer = optimizer
-        self.selection = options.selection
-        self.record_plan = options.record_plan
+        self.options = options
         self.rounds_completed = 0
         self.budget_exhausted = False
         self.released_metrics: dict[str, float] = {}
         self.bytes_down = self.bytes_up = 0
-        self._rng = options.rng
-        self._roster = options.roster
-        self._participations = options.participations
-        self._log = RunLog(self._spent)
-        self._progress = Progress(cohorts_are_visible=options.cohorts_are_visible, log=self._log)
-        self._contribution_check = options.contribution_check
-        self._weight_cap = options.weight_cap
-        self._window = options.window
         self._timeout = 3600.0
-        self._after_round = options.after_round
-        self._compression = options.compression
-        self._trained = options.trained
+        self._roster = roster
+        self._participations = participations
+        self._contribution_check = contribution_check
+        self._trained = trained
+        self._log = RunLog(self._spent)
+        self._progress = Progress(cohorts_are_visible=cohorts_are_visible, log=self._log)
         self._open: OpenRound | None = None
         self._works = False  # whether any simulated client has contributed
         self._answers = Answers()  # of the rehearsal
@@ -134,55 +162,45 @@ class RoundLoop(ABC):
         """Return itself: a strategy's trial copy has no rounds of its own."""
         return self
 
-    def run(
-        self,
-        announce: Callable[[], None],
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        timeout: float,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: EvaluateFn | None,
-        should_stop: ShouldStop | None,
-    ) -> Result:
+    def run(self, start: Start, announce: Callable[[], None]) -> Result:
         """Train, once `announce` has logged what starts. See `RoundStrategy.start`."""
+        num_rounds, grid = start.num_rounds, start.grid
         if num_rounds < 0:
             raise OptionError(f"num_rounds must not be negative, got {num_rounds}")
-        if not timeout > 0:
-            raise OptionError(f"timeout must be positive, in seconds, got {timeout}")
+        if not start.timeout > 0:
+            raise OptionError(f"timeout must be positive, in seconds, got {start.timeout}")
         announce()
-        if evaluate_config and self.evaluation is None:
+        if start.evaluate_config and self.evaluation is None:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
-        self._timeout = timeout
+        self._timeout = start.timeout
+        federation = self._federation(grid)
         nodes = self._roster.wait(grid)
-        done, model = self._progress.origin(initial_arrays)
+        done, model = self._progress.origin(start.initial_arrays)
         self._works = done > 0  # in a simulation no round was released in which all failed
         released = self._layout_of(model).only_released(model)
         require_finite(released)
         if not done:
             require_no_tied_rest(model, released)
         result = Result(arrays=model)
-        evaluate_config = ConfigRecord(dict(evaluate_config or {}))
         if done < num_rounds:
             self.optimizer.rehearse(
                 done + 1,
                 released,
-                _with_record_plan(train_config, self.record_plan),
+                self.options.with_record_plan(start.train_config),
                 nodes,
                 metrics=self._metrics,
                 evaluated=[] if self.evaluation is None else self.evaluation.query.names,
-                saved=self._after_round is not None,
+                saved=self.options.after_round is not None,
             )
-        self._rehearse(grid, nodes, result.arrays, train_config)
+        self._rehearse(federation, nodes, result.arrays, start.train_config)
         self._progress.begin(done, result.arrays)
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
         began = time.monotonic()
         if not self._progress.resumed:  # else this model was evaluated and saved before
-            self._finish_round(evaluate_fn, 0, result)
+            self._finish_round(start.evaluate_fn, 0, result)
         for server_round in range(done + 1, num_rounds + 1):
-            config = ConfigRecord(dict(train_config))
+            config = ConfigRecord(dict(start.train_config))
             try:
                 try:
                     messages = self.open(server_round, result.arrays, config, grid)
@@ -192,7 +210,7 @@ class RoundLoop(ABC):
                         raise
                     logger.info("Training ends with the last private model: %s", exhausted)
                     break
-                replies = self._replies(grid, messages)
+                replies = self._replies(federation, messages)
                 result.arrays, metrics = self.release(server_round, replies)
             except RoundFailed as failed:
                 if self._progress.gives_up(failed, last=server_round == num_rounds):
@@ -201,11 +219,13 @@ class RoundLoop(ABC):
             self._log.released(server_round, num_rounds, metrics)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-            measured = self._evaluate(server_round, result.arrays, evaluate_config, grid)
+            measured = self._evaluate(
+                server_round, result.arrays, start.evaluate_config, federation
+            )
             if measured is not None:
                 result.evaluate_metrics_clientapp[server_round] = measured
-            self._finish_round(evaluate_fn, server_round, result)
-            if should_stop is not None and should_stop(server_round, result):
+            self._finish_round(start.evaluate_fn, server_round, result)
+            if start.should_stop is not None and start.should_stop(server_round, result):
                 logger.info(
                     "Training stops early after round %d: should_stop says so", server_round
                 )
@@ -247,11 +267,11 @@ class RoundLoop(ABC):
         if current is None or current.draft.draw.server_round != server_round:
             raise RuntimeError(f"round {server_round} was not reserved: open it first")
         self._open = None
-        answered = current.collect(replies, self.selection, self._log)
+        answered = current.collect(replies, self.options.selection, self._log)
         self._note_answers(current.draft, answered)
         if current.draft.simulated:
             self._report_failures(answered, asked=len(current.cohort))
-        released = current.mode.release(self._rng, current.draft.ask)
+        released = current.mode.release(self.options.rng, current.draft.ask)
         # From here on everything is made of what was released.
         model, metrics = current.next_model(released, self.optimizer)
         self._settle(released)
@@ -296,7 +316,11 @@ class RoundLoop(ABC):
             self._log.warn_once(f"a simulated client failed and contributes zero:\n{text}\n")
 
     def _evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        federation: Federation,
     ) -> MetricRecord | None:
         """Let clients evaluate a released model; nobody by default."""
         return None
@@ -352,9 +376,18 @@ class RoundLoop(ABC):
         """Check that a round is left, before the first model is evaluated or saved."""
         return
 
-    def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+    def _federation(self, grid: Grid) -> Federation:
+        """The nodes of a grid, for as long as this training waits for them."""
+        return Federation(
+            grid=grid,
+            window=self.options.window,
+            timeout=self._timeout,
+            roster_timeout=self.options.roster_timeout,
+        )
+
+    def _replies(self, federation: Federation, messages: Iterable[Message]) -> Iterator[Message]:
         """Send a round's messages and yield its replies as they arrive."""
-        return exchange(grid, messages, window=self._window, timeout=self._timeout)
+        return federation.exchange(messages)
 
     def _note_answers(self, draft: RoundDraft, answered: Answered) -> None:
         """Note a round's answers once all are in; nothing by default."""
@@ -365,7 +398,11 @@ class RoundLoop(ABC):
         return
 
     def _rehearse(
-        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+        self,
+        federation: Federation,
+        nodes: Sequence[int],
+        model: ArrayRecord,
+        config: ConfigRecord,
     ) -> None:
         """Ask nodes who they are and what they will answer with, before any charge.
 
@@ -375,23 +412,21 @@ class RoundLoop(ABC):
             ValueError: If an earlier run's participations can't be counted on.
         """
         self._participations.require_countable()
-        query = _with_record_plan(config, self.record_plan)
+        query = self.options.with_record_plan(config)
         query |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._rehearsal_config()}
         answers = rehearse(
-            grid,
+            federation,
             nodes,
             config=query,
             needs=self._needs(),
             layout=self._layout_of(model),
             everyone=self._participations.needs_everyone,
-            window=self._window,
-            timeout=min(self._timeout, self._roster.timeout),
             round_timeout=self._lifetime,
         )
         self._untried = answers.untried
         self._answers = answers
         named = answers.enforcements(nodes) == {Enforcement.NAMED_APP}
-        if self.record_plan is not None and named:
+        if self.options.record_plan is not None and named:
             logger.info(
                 "All %d nodes run the one app that their owners name, as they say: its DP-SGD "
                 "keeps the promise to records",
@@ -414,8 +449,8 @@ class RoundLoop(ABC):
 
     def _needs(self) -> set[Ability]:
         """Abilities that every client's app needs."""
-        needs = set(self.selection.needs)
-        if self._weight_cap is not None:
+        needs = set(self.options.selection.needs)
+        if self.options.weight_cap is not None:
             needs.add(Ability.WEIGHTS)
         return needs
 
@@ -445,28 +480,28 @@ class RoundLoop(ABC):
 
         Without `num_units` the roster counts; a selection charges its own releases to `ledger`.
         """
+        options = self.options
         layout = self._layout_of(arrays)
-        config = ConfigRecord(_with_record_plan(config, self.record_plan))
+        config = ConfigRecord(options.with_record_plan(config))
         roster = self._eligible(self._roster.units(grid, self._log))
         released = layout.only_released(arrays)
         nodes = nodes_of(roster)
         content = self.optimizer.instruct(server_round, released, config, nodes)
-        sent = self._compression.narrow(arrays)
+        sent = options.compression.narrow(arrays)
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
         self._enforcements |= self._answers.enforcements(nodes_of(roster))
         origin = flat_model
-        if self._compression.down != "none":
+        if options.compression.down != "none":
             origin = layout.flatten(layout.only_released(widen(sent)))
-        ask = asking(grid, window=self._window)
+        ask = self._federation(grid).asking()
         index = self._participations.next_index()
         available = self._participations.available(roster, index, server_round=server_round)
-        compression = None if self._compression.up == "none" else self._compression
         instruction = RoundInstruction(
             server_round=server_round,
-            weight_cap=self._weight_cap,
-            utility=self.selection.utility,
-            compression=compression,
+            weight_cap=options.weight_cap,
+            utility=options.selection.utility,
+            compression=options.encoding,
             trained=self._trained,
         )
         if num_units is None:
@@ -477,7 +512,7 @@ class RoundLoop(ABC):
             roster=available,
             groups=self._participations.groups_of(available),
             num_units=num_units,
-            rng=self._rng,
+            rng=options.rng,
             model=arrays,
             config=config,
             ledger=ledger,
@@ -514,11 +549,5 @@ class RoundLoop(ABC):
             self._log.evaluated(server_round, metrics)
             if metrics is not None:
                 result.evaluate_metrics_serverapp[server_round] = metrics
-        if self._after_round is not None:
-            self._after_round(self.checkpoint())
-
-
-def _with_record_plan(config: Mapping[str, Any], record_plan: RecordPlan | None) -> dict[str, Any]:
-    if record_plan is None:
-        return dict(config)
-    return dict(config) | {RECORD_PLAN_KEY: encode_text(record_plan)}
+        if self.options.after_round is not None:
+            self.options.after_round(self.checkpoint())

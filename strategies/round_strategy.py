@@ -20,7 +20,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
 from .checkpoint import Checkpoint
-from .round_loop import EvaluateFn, RoundLoop, ShouldStop
+from .round_loop import EvaluateFn, RoundLoop, ShouldStop, Start
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
 from .unused import uncalled_of, unused_of
@@ -121,21 +121,17 @@ class RoundStrategy(Strategy):
                 of a round failed.
             RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
         """
-        if num_rounds is None:
-            num_rounds = self.planned_rounds
-        if train_config is None:
-            train_config = ConfigRecord()
-        return self.loop.run(
-            self.summary,
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-            should_stop,
+        start = Start(
+            grid=grid,
+            initial_arrays=initial_arrays,
+            num_rounds=self.planned_rounds if num_rounds is None else num_rounds,
+            timeout=timeout,
+            train_config=ConfigRecord() if train_config is None else train_config,
+            evaluate_config=ConfigRecord(dict(evaluate_config or {})),
+            evaluate_fn=evaluate_fn,
+            should_stop=should_stop,
         )
+        return self.loop.run(start, self.summary)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -214,12 +210,12 @@ class RoundStrategy(Strategy):
     @property
     def selection(self) -> Selection:
         """Draws the cohorts."""
-        return self.loop.selection
+        return self.loop.options.selection
 
     @property
     def record_plan(self) -> RecordPlan | None:
         """Clients' promise to each of their records, if any."""
-        return self.loop.record_plan
+        return self.loop.options.record_plan
 
     @property
     def rounds_completed(self) -> int:

@@ -29,6 +29,7 @@ from .round_loop import LoopOptions, RoundLoop
 from .round_strategy import RoundStrategy
 from .run_log import log_record_promise
 from .selection import Selection
+from .server_optimizer import ServerOptimizer
 from .together import check_together
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -36,6 +37,18 @@ logger = logging.getLogger("flwr.fl_dp")
 
 class UnprotectedLoop(RoundLoop):
     """Rounds of `UnprotectedFedAvg`."""
+
+    def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
+        """Prepare; `UnprotectedFedAvg` describes the options."""
+        super().__init__(
+            optimizer,
+            options,
+            roster=Roster(timeout=options.roster_timeout),
+            participations=Participations(),
+            contribution_check=ContributionCheck(None),
+            cohorts_are_visible=True,
+            trained=None,
+        )
 
     def open(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -48,7 +61,7 @@ class UnprotectedLoop(RoundLoop):
             draft.instruction,
             weighted_by=self.optimizer.weight_key,
         )
-        return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
+        return self._ask_cohort(draft, mode, self.options.selection.select(draft.draw))
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the checkpoint's round. See `RoundLoop.resume`."""
@@ -56,7 +69,7 @@ class UnprotectedLoop(RoundLoop):
         super().resume(checkpoint)
 
     def _spent(self) -> str:
-        return " without privacy" if self.record_plan is None else ""
+        return " without privacy" if self.options.record_plan is None else ""
 
 
 class UnprotectedFedAvg(RoundStrategy):
@@ -115,17 +128,13 @@ class UnprotectedFedAvg(RoundStrategy):
         super().__init__(strategy)
         options = LoopOptions(
             selection=selection,
-            roster=Roster(timeout=roster_timeout),
-            participations=Participations(),
-            contribution_check=ContributionCheck(None),
-            cohorts_are_visible=True,
             weight_cap=weight_cap,
             window=window,
+            roster_timeout=roster_timeout,
             rng=rng,
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,
-            trained=None,
         )
         self.loop = UnprotectedLoop(self.optimizer, options)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.plan import Plan
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.updates.compression import update_in
 
@@ -13,6 +16,7 @@ from ..roster import Unit
 from ..selection import Observation
 from .base import numbers_of, observed, one_of
 from .central import CentralMode
+from .planned import ChargedRound
 
 
 class BufferedMode(CentralMode):
@@ -21,6 +25,10 @@ class BufferedMode(CentralMode):
     Privacy: as `CentralMode`. Norms, noise and denominator are those of the release that an update
     enters, whatever model it was made from.
     """
+
+    def __init__(self, plan: Plan, charged: ChargedRound) -> None:
+        """Prepare a release. It tries no app: a buffer does not wait for one."""
+        super().__init__(plan, replace(charged, untried=False))
 
     def fold_answer(
         self,

@@ -10,25 +10,21 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import (
-    NoiseStream,
-    SecureRandom,
-    WhiteStream,
-)
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
-from fl_dp.updates import BundleSum, VectorLayout, only_array_record
+from fl_dp.updates import BundleSum, only_array_record
 from fl_dp.updates.compression import sum_bytes, update_in
 
 from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Cohort, Mode, Released, coin_rate, numbers_of, observed, one_of
+from .base import Cohort, Released, coin_rate, numbers_of, observed, one_of
+from .planned import ChargedRound, PlannedMode
 from .scalars import released_by
 
 
-class CentralMode(Mode):
+class CentralMode(PlannedMode[Plan]):
     """The server clips each unit, adds the noise once, and divides by a public constant.
 
     Privacy: the release is as private as one Gaussian of the round's noise multiplier, for one
@@ -36,56 +32,29 @@ class CentralMode(Mode):
     that sums its own units.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        noise_multiplier: float,
-        layout: VectorLayout,
-        origin: NDArray[np.float64],
-        instruction: RoundInstruction,
-        *,
-        clipping_norms: tuple[float, ...],
-        stream: NoiseStream | None = None,
-        index: int = 0,
-        rng: SecureRandom | None = None,
-        untried: bool = False,
-    ) -> None:
+    def __init__(self, plan: Plan, charged: ChargedRound) -> None:
         """Prepare a round.
 
         Compressed updates are clipped after decoding. Nodes that sum their units don't compress: a
         sum has to stay exact.
-
-        Args:
-            plan: The training's plan.
-            noise_multiplier: As charged.
-            layout: Layout of the model that is sent.
-            origin: That model, flattened.
-            instruction: What every client is asked.
-            clipping_norms: Those of this round.
-            stream: Source of the noise on the sum of updates; None: fresh noise.
-            index: The round's index in the ledger and in the stream.
-            rng: Draws the noise on the updates while replies are awaited; None: at the release.
-            untried: Whether the nodes' app could not be rehearsed: this round tests it, its count
-                has less noise, and its updates more.
         """
-        bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
-        if untried:
+        super().__init__(plan, charged)
+        bundle = plan.bundle(
+            charged.noise_multiplier,
+            clipping_norms=charged.clipping_norms,
+            size=charged.layout.size,
+        )
+        if charged.untried:
             bundle = bundle.counting_closely()
         # A node has to know the bundle to sum its units, or to report metrics.
         nodes_need_bundle = plan.hosting.sums_at_nodes or bundle.metrics
-        node_bundle = bundle if nodes_need_bundle else None
-        instruction = replace(
-            instruction,
-            bundle=node_bundle,
+        self.instruction = replace(
+            charged.instruction,
+            bundle=bundle if nodes_need_bundle else None,
             max_units=plan.hosting.units_per_node,
             sampling_rate=coin_rate(plan),
         )
-        super().__init__(layout, instruction)
-        self._plan = plan
-        self._sums = BundleSum(bundle, layout, origin)
-        self._stream = stream if stream is not None else WhiteStream()
-        self._index = index
-        self._rng = rng
+        self._sums = BundleSum(bundle, charged.layout, charged.origin)
         self._mechanism = bundle.updates
         self._cohort: Cohort = {}
 
@@ -108,9 +77,10 @@ class CentralMode(Mode):
     def open(self, cohort: Cohort, ask: Ask) -> None:
         """Note the cohort, and begin to draw the noise. See `Mode.open`."""
         self._cohort = cohort
-        if self._rng is not None:  # its law is known, and the round is charged
-            self._stream.draw_ahead(
-                self._mechanism.law, self.layout.size, self._rng, index=self._index
+        charged = self._charged
+        if charged.rng is not None:  # its law is known, and the round is charged
+            charged.stream.draw_ahead(
+                self._mechanism.law, self.layout.size, charged.rng, index=charged.index
             )
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
@@ -148,7 +118,8 @@ class CentralMode(Mode):
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, mechanism, sums = self._plan, self._mechanism, self._sums.updates
-        noise = self._stream.next(mechanism.law, self.layout.size, rng, index=self._index)
+        charged = self._charged
+        noise = charged.stream.next(mechanism.law, self.layout.size, rng, index=charged.index)
         mean = noise.view(np.float64)  # in its place: no noise is left behind
         sums.visit_blocks(
             lambda total, block: mechanism.release(

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.plan import LocalPlan
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
 from fl_dp.protocol.keys import NOISED_KEY
-from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
+from fl_dp.updates import Compression, RefusedUpdate
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in
 
 from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Mode, Released, observed
+from .base import Released, observed
 from .node_budget import budget_for_nodes
+from .planned import ChargedRound, PlannedMode
 
 
-class ClientNoiseMode(Mode):
+class ClientNoiseMode(PlannedMode[LocalPlan]):
     """Sum of what clients clipped and noised themselves, over a public constant.
 
     If groups of clients have noise of their own, each message is weighted by the inverse of its
@@ -35,29 +35,39 @@ class ClientNoiseMode(Mode):
     Privacy: none of its own; each message is private before it arrives, even against the server.
     """
 
-    def __init__(
-        self,
-        plan: LocalPlan,
-        noise_multiplier: float,
-        layout: VectorLayout,
-        origin: NDArray[np.float64],
-        instruction: RoundInstruction,
-        *,
-        group_of: Callable[[Unit], int | None],
-    ) -> None:
-        """Prepare a round; `group_of` returns a unit's group, which may have its own noise."""
+    def __init__(self, plan: LocalPlan, charged: ChargedRound) -> None:
+        """Prepare a round; each group may have its own noise."""
+        super().__init__(plan, charged)
+        instruction = charged.instruction
 
         def of_group(group: int) -> RoundInstruction:
-            noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
+            noise = client_noise_of(
+                plan, charged.noise_multiplier, instruction.compression, group=group
+            )
             return replace(instruction, client_noise=noise)
 
         self._groups = plan.sampling.own_groups
         self._instructions = [of_group(group) for group in range(len(self._groups) or 1)]
-        self._group_of = group_of
-        super().__init__(layout, self._instructions[0])
-        self._denominator = plan.denominator
-        self._total = PlainSum(layout, origin)  # no grid: what arrives needs no exact sum
+        self.instruction = self._instructions[0]
+        # No grid: what arrives needs no exact sum.
+        self._total = PlainSum(charged.layout, charged.origin)
         self._contributions = 0
+
+    @classmethod
+    def needs(cls, plan: LocalPlan) -> set[Ability]:
+        """Also the ability to add noise. See `PlannedMode.needs`."""
+        return super().needs(plan) | {Ability.NOISE}
+
+    @classmethod
+    def rehearsal_instruction(
+        cls, plan: LocalPlan, compression: Compression | None
+    ) -> RoundInstruction:
+        """Noise that clients are to add."""
+        # The first group's noise, with the largest budget: no node knows its group yet.
+        noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
+        if noise.epsilon is not None:
+            noise = replace(noise, epsilon=plan.budget.epsilon)
+        return RoundInstruction(server_round=1, client_noise=noise)
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """One client's message, with its group's noise. See `Mode.content_for`."""
@@ -84,12 +94,12 @@ class ClientNoiseMode(Mode):
         if not self._groups:
             return 0
         # A unit without a group is never asked; if it were, the first group has the most noise.
-        return self._group_of(unit) or 0
+        return self._charged.group_of(unit) or 0
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Divide by the public constant."""
         return Released(
-            mean=self._total.total / self._denominator, contributions=self._contributions
+            mean=self._total.total / self._plan.denominator, contributions=self._contributions
         )
 
 

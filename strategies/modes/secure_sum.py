@@ -9,62 +9,54 @@ import numpy as np
 from flwr.app import ArrayRecord, Error, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import SharedNoisePlan
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
-from fl_dp.updates import VectorLayout
+from fl_dp.updates import Compression
 
 from ..exchange import Ask
 from ..roster import Unit
-from ..secure import OneSum, SecureSums, Summed
+from ..secure import OneSum, Summed
 from ..selection import Observation
-from .base import Cohort, Mode, Released, RoundFailed, coin_rate
+from .base import Cohort, Released, RoundFailed, coin_rate
 from .node_budget import price_of_a_sum
+from .planned import ChargedRound, PlannedMode
 from .scalars import released_by
 
 _UNKNOWN_KEYS = "Refused directory"  # of a node whose store of keys is gone, among others
 _LATE = "Refused late"
 
 
-class SecureSumMode(Mode):
+class SecureSumMode(PlannedMode[SharedNoisePlan]):
     """Each node masks its message, with a share of the noise in it; a committee opens the sum.
 
     Privacy: the sum is as private as one Gaussian of the round's noise multiplier, for one unit,
     against the server and the plan's colluding nodes, who see nothing else that depends on data.
     """
 
-    def __init__(
-        self,
-        plan: SharedNoisePlan,
-        noise_multiplier: float,
-        layout: VectorLayout,
-        instruction: RoundInstruction,
-        *,
-        clipping_norms: tuple[float, ...],
-        sums: SecureSums,
-        reservation: Reservation,
-    ) -> None:
+    def __init__(self, plan: SharedNoisePlan, charged: ChargedRound) -> None:
         """Prepare a round."""
+        assert charged.sums is not None  # of this kind of plan
+        super().__init__(plan, charged)
         noise = plan.noise
-        self._plan = plan
         self._shared = plan.shared_bundle(
-            noise_multiplier, size=layout.size, clipping_norms=clipping_norms
+            charged.noise_multiplier,
+            size=charged.layout.size,
+            clipping_norms=charged.clipping_norms,
         )
         rate = coin_rate(plan)
         # Equal for all nodes: a list of units would distinguish their messages.
-        instruction = replace(
-            instruction,
+        self.instruction = replace(
+            charged.instruction,
             bundle=self._shared.bundle,
             max_units=plan.hosting.units_per_node,
             of_records=plan.hosting.of_records,
             sampling_rate=1.0 if rate is None else rate,
             secure_sum=price_of_a_sum(plan),
         )
-        super().__init__(layout, instruction)
         summed = Summed(
             purpose=MessageType.TRAIN,
             share=self._shared.share,
@@ -72,10 +64,22 @@ class SecureSumMode(Mode):
             sampling_rate=rate,
             units_in_sum=noise.units_in_sum,
         )
-        self._sums, self._asked = sums, list[int]()
+        self._sums, self._asked = charged.sums, list[int]()
         self._least, self._colluding = noise.shares.least, noise.shares.colluding_members
         # The number is larger than that of any earlier sum of this training.
-        self._sum = OneSum(sums, noise, summed, number=reservation.sequence)
+        self._sum = OneSum(self._sums, noise, summed, number=charged.reservation.sequence)
+
+    @classmethod
+    def rehearsal_instruction(
+        cls, plan: SharedNoisePlan, compression: Compression | None
+    ) -> RoundInstruction:
+        """Content of sums and their price."""
+        return RoundInstruction(
+            server_round=1,
+            of_records=plan.hosting.of_records,
+            bundle=plan.bundle(plan.noise_multipliers[0]),
+            secure_sum=price_of_a_sum(plan),
+        )
 
     @property
     def reads_models(self) -> bool:

@@ -84,6 +84,19 @@ class SecureSums:
         elif asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(asked_for, ask, timeout)
 
+    def prepare(
+        self, nodes: Sequence[int], planned: SharedNoise, ask: Ask, *, timeout: float = _SECONDS
+    ) -> None:
+        """Set up nodes, and check that a sum over them could open. See `set_up`.
+
+        Raises:
+            RehearsalFailed: As `require_enough`.
+            SecureSumFailed: As `require_committee`.
+        """
+        self.set_up(nodes, ask, timeout=timeout)
+        self.require_enough(nodes, planned.least)
+        self.require_committee(planned)
+
     def let_back(self, node: int) -> None:
         """Ask a node again for its key before the next sum, once: it may have lost its own."""
         if node not in self._let_back and self._position_of.pop(node, None) is not None:

@@ -99,12 +99,10 @@ class EverybodyPlan(ServerNoisePlan):
             "from .grouped import": "from .everybody import EverybodyPlan\nfrom .grouped import",
             "        LocalPlan,\n": "        EverybodyPlan,\n        LocalPlan,\n",
         },
-        "strategies/modes/ways.py": {
-            "from fl_dp.protocol.identity": (
-                "from fl_dp.plan.everybody import EverybodyPlan\nfrom fl_dp.protocol.identity"
-            ),
-            "    CentralPlan: ServerWay,\n": (
-                "    CentralPlan: ServerWay,\n    EverybodyPlan: ServerWay,\n"
+        "strategies/modes/by_plan.py": {
+            "from .buffered": "from fl_dp.plan.everybody import EverybodyPlan\n\nfrom .buffered",
+            "    CentralPlan: CentralMode,\n": (
+                "    CentralPlan: CentralMode,\n    EverybodyPlan: CentralMode,\n"
             ),
         },
     },

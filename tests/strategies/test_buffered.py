@@ -467,7 +467,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     order: list[int] = []
 
     def fold_answer(self: Any, content: Any, unit: Any, **rest: Any) -> Any:
-        added[f"partition-{order[unit.node - FIRST_NODE]}"].append(self._index)
+        added[f"partition-{order[unit.node - FIRST_NODE]}"].append(self._charged.index)
         dies()
         return plainly(self, content, unit, **rest)
 

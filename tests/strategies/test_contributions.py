@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_rounds import charged_round
 from fl_dp.strategies.contributions import (
     FALSE_ALARM,
     CohortLaw,
@@ -35,7 +36,6 @@ from fl_dp.codec import decode_text, encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
 from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import LawSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
 
@@ -132,11 +132,10 @@ def test_a_released_count_has_the_noise_that_it_was_charged_for() -> None:
     std = plan.bundle(2.0).count_noise_std
     assert std is not None
     layout, rng = VectorLayout.of(model()), SecureRandom()
-    told = RoundInstruction(server_round=1)
     reply = RecordDict({"arrays": record(w=np.ones(4))})
     noise = np.empty(rounds)
     for draw in range(rounds):
-        opened = CentralMode(plan, 2.0, layout, np.zeros(4), told, clipping_norms=(1.0,))
+        opened = CentralMode(plan, charged_round(layout, noise_multiplier=2.0))
         for node in range(2):
             opened.fold(reply, [Unit(node)], server_round=1)
         released = opened.release(rng, lambda messages, timeout: iter(()))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_rounds import charged_round
 from fl_dp.strategies.modes import CentralMode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_grid import LocalGrid, answer_with_update
@@ -25,7 +26,6 @@ from fl_dp.mechanisms import (
     noise_stream,
 )
 from fl_dp.mechanisms.grid import IntegerLaw
-from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import Checkpoint, DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
 
@@ -34,7 +34,6 @@ BANDED = (4096, 2048, 1024)
 N = 3
 SIZE = 10_000
 PLAN = plan_of(N, rounds=6)
-TOLD = RoundInstruction(server_round=1)
 
 
 @pytest.fixture(params=["at the release", "while replies are awaited"])
@@ -149,7 +148,7 @@ def test_a_round_draws_its_scalars_noise_first_and_then_the_updates() -> None:
     plan = plan_of(N, contribution_check=True)
     rng, again = (SecureRandom(insecure_seed=2) for _ in range(2))
     layout = VectorLayout.of(record(w=np.zeros(5)))
-    opened = CentralMode(plan, 0.5, layout, np.zeros(5), TOLD, clipping_norms=(1.0,))
+    opened = CentralMode(plan, charged_round(layout, noise_multiplier=0.5))
     opened.fold(RecordDict({"arrays": record(w=np.zeros(5))}), [Unit(0)], server_round=1)
     released = opened.release(rng, nobody)
     bundle = plan.bundle(0.5)
@@ -163,7 +162,7 @@ def test_a_round_draws_its_scalars_noise_first_and_then_the_updates() -> None:
 def test_a_sum_is_released_once() -> None:
     # Twice the same sum with fresh noise would halve the noise, and be charged once.
     layout = VectorLayout.of(record(w=np.zeros(5)))
-    opened = CentralMode(PLAN, 0.5, layout, np.zeros(5), TOLD, clipping_norms=(1.0,))
+    opened = CentralMode(PLAN, charged_round(layout, noise_multiplier=0.5))
     opened.release(SecureRandom(), nobody)
     with pytest.raises(ValueError, match="a release gets its noise once"):
         opened.release(SecureRandom(), nobody)
