@@ -23,14 +23,21 @@ class OptionError(ValueError):
     """An option has an invalid value.
 
     Attributes:
-        option: Name of the option that the error is about: its Python argument, or its Hydra key;
-            None if it is about no single one.
+        options: Names of the options that the error is about, the Python argument or the Hydra key
+            of each; several exclude each other.
     """
 
-    def __init__(self, text: str, *, option: str | None = None) -> None:
-        """Take the text, which names the option, and the option by itself."""
+    def __init__(
+        self, text: str, *, option: str | None = None, options: Iterable[str] = ()
+    ) -> None:
+        """Take the text, which names the option, and by itself the option, or all of several."""
         super().__init__(text)
-        self.option = option
+        self.options = tuple(options) if option is None else (option,)
+
+    @property
+    def option(self) -> str | None:
+        """The first of the options; None if the error is about none."""
+        return next(iter(self.options), None)
 
 
 class ArgumentError(OptionError, TypeError):
@@ -75,7 +82,7 @@ def require_compatible(rules: Iterable[Exclusion[Facts]], facts: Facts) -> None:
     """
     for rule in rules:
         if rule.when(facts):
-            error = IncompatibleOptions(f"{rule.why}: {rule.instead}")
+            error = IncompatibleOptions(f"{rule.why}: {rule.instead}", options=rule.options)
             error.rule = rule
             raise error
 

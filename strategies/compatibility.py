@@ -40,7 +40,9 @@ def require_ledger_of(plan: Plan, ledger: SpentLedger) -> None:
             "DPFedAvg needs a plan and its ledger; to train without privacy, use UnprotectedFedAvg"
         )
     if ledger.plan != plan:
-        raise OptionError("the ledger was opened with another plan than the strategy's")
+        raise OptionError(
+            "the ledger was opened with another plan than the strategy's", option="ledger"
+        )
 
 
 def require_loop_of(plan: Plan, *, buffers: bool) -> None:
@@ -51,12 +53,14 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
     """
     if plan.sampling.buffered and not buffers:
         raise OptionError(
-            "the plan releases buffers of the next answers: use DPFedBuff, not DPFedAvg"
+            "the plan releases buffers of the next answers: use DPFedBuff, not DPFedAvg",
+            option="plan",
         )
     if buffers and not plan.sampling.buffered:
         raise OptionError(
             f"DPFedBuff releases buffers, and the plan has {plan.sampling}: make the plan with "
-            "sampling=BufferedSampling(...), or use DPFedAvg"
+            "sampling=BufferedSampling(...), or use DPFedAvg",
+            option="plan",
         )
 
 
@@ -71,14 +75,16 @@ def selection_for(plan: Plan, selection: Selection | None) -> Selection:
     if selection.sampling != plan.sampling:
         raise OptionError(
             f"the selection draws by {selection.sampling} and the plan charges for "
-            f"{plan.sampling}: make the plan with sampling=selection.sampling"
+            f"{plan.sampling}: make the plan with sampling=selection.sampling",
+            option="selection",
         )
     planned = dict(plan.other_releases)
     for event, count in freeze(selection.releases(plan.rounds)):
         if planned.get(event, 0) < count:
             raise OptionError(
                 f"the selection releases {count} times {event}, which the plan does not declare: "
-                "make the plan with other_releases=selection.releases(rounds)"
+                "make the plan with other_releases=selection.releases(rounds)",
+                option="selection",
             )
     return selection
 
@@ -93,13 +99,15 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
     if norms not in (1, arrays):
         raise OptionError(
             f"the plan clips {norms} layers and the model has {arrays} trained arrays: "
-            "give one clipping norm for each, or one for the whole update"
+            "give one clipping norm for each, or one for the whole update",
+            option="clipping",
         )
     most = plan.bundle(plan.noise_multiplier).max_units
     if units > most:
         raise OptionError(
             f"{units} units are connected and at most {most} can be summed exactly at noise "
-            f"multiplier {plan.noise_multiplier:.4g}"
+            f"multiplier {plan.noise_multiplier:.4g}",
+            option="noise_multiplier",
         )
     if plan.noise is not None:  # the model may be larger than was accounted
         plan.noise.shared_bundle(plan.bundle(plan.noise_multiplier), layout.size)

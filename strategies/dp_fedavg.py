@@ -82,7 +82,8 @@ def _sends_budgets_to_with_budget(
             raise ArgumentError(
                 f"{kind} has no argument '{of_budget[0]}', as it takes a plan and its ledger: "
                 f"write {kind}.with_budget(epsilon=4.0, rounds=60, num_clients=200, "
-                'sampling_rate=0.25, ledger="ledger.db")'
+                'sampling_rate=0.25, ledger="ledger.db")',
+                option=of_budget[0],
             )
         require_known(named, own, of=kind)
         constructor(*positional, **named)
@@ -267,7 +268,9 @@ class DPFedAvg(RoundStrategy):
         options = read_arguments(options, hints_of(DPFedAvg.__init__))
         if (sampling_rate is None) == (selection is None):
             got = "neither" if selection is None else "both"
-            raise OptionError(f"give either sampling_rate or selection, got {got}")
+            raise OptionError(
+                f"give either sampling_rate or selection, got {got}", option="selection"
+            )
         if strategy is not None:
             refuse_unfit(strategy)
         delta = default_delta(num_clients) if delta is None else delta
@@ -344,7 +347,8 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
     """
     if norm is not None and clipping is not None:
         raise OptionError(
-            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}",
+            option="clipping",
         )
     if norm is not None:
         require_positive(clipping_norm=norm)
@@ -369,7 +373,8 @@ def _require_known(kind: type[DPFedAvg], options: Mapping[str, Any]) -> None:
     named = hints_of(DPFedAvg.with_budget)
     if both := sorted(own & plans & named.keys()):
         raise ArgumentError(
-            f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours"
+            f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours",
+            option=both[0],
         )
     plan_fields: set[str] = set()
     for plan_class in KINDS.values():
@@ -377,7 +382,8 @@ def _require_known(kind: type[DPFedAvg], options: Mapping[str, Any]) -> None:
     if unnamed := sorted(options.keys() & plan_fields - own):
         raise ArgumentError(
             f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to a plan, and "
-            f"the plan to {kind.__name__}(plan=..., ledger=...)"
+            f"the plan to {kind.__name__}(plan=..., ledger=...)",
+            option=unnamed[0],
         )
     names = (named.keys() - {"return", "options", "plan"}) | (own - {"return", "plan"})
     require_known(options, names, of=f"{kind.__name__}.with_budget")

@@ -224,12 +224,14 @@ def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int
     budgets = [group.budget for group in law.own_groups]
     if not budgets:
         raise OptionError(
-            "owners says each node's own epsilon, and the plan has one for all: write budgets"
+            "owners says each node's own epsilon, and the plan has one for all: write budgets",
+            option="owners",
         )
     unknown = sorted(set(owners.values()) - set(budgets))
     if unknown:
         raise OptionError(
-            f"owners has an epsilon of {unknown[0]:g}, and the plan's budgets are {budgets}"
+            f"owners has an epsilon of {unknown[0]:g}, and the plan's budgets are {budgets}",
+            option="owners",
         )
     return {name: budgets.index(epsilon) for name, epsilon in owners.items()}
 

@@ -135,7 +135,8 @@ class PrivateLoop(RoundLoop):
             if start.num_rounds > plan.rounds:
                 raise OptionError(
                     f"{start.num_rounds} rounds were asked for, but the plan's budget pays for "
-                    f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
+                    f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer",
+                    option="num_rounds",
                 )
             done, model = self._progress.origin(start.initial_arrays)
             if done == 0 and start.num_rounds > 0:

@@ -100,7 +100,10 @@ class Roster:
             ValueError: If the timeout is negative, or no number.
         """
         if not timeout >= 0.0:
-            raise OptionError(f"roster_timeout must not be negative, in seconds, got {timeout}")
+            raise OptionError(
+                f"roster_timeout must not be negative, in seconds, got {timeout}",
+                option="roster_timeout",
+            )
         self.timeout = timeout
         self._num_clients = num_clients
         self._units_per_node = units_per_node

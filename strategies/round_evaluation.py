@@ -55,18 +55,21 @@ class RoundEvaluation:
             raise OptionError(
                 f"evaluation is of a query '{self.choice.query.kind}': write "
                 'evaluation=choose_noise(Evaluation(names=("eval_loss",), lows=(0.0,), '
-                "highs=(5.0,)), epsilon=0.5, delta=1e-5)"
+                "highs=(5.0,)), epsilon=0.5, delta=1e-5)",
+                option="evaluation",
             )
         plan = self.plan
         if not plan.trusts_server:
             raise IncompatibleOptions(
                 f"evaluation lets the server read what each client measures, and a {plan.kind} "
-                "plan trusts no server: leave evaluation out, or make a CentralPlan"
+                "plan trusts no server: leave evaluation out, or make a CentralPlan",
+                option="evaluation",
             )
         if plan.sampling.buffered:
             raise IncompatibleOptions(
                 "evaluation asks every client after a release, and a buffer's clients still train "
-                "then: leave evaluation out, and write evaluate_federation(...) after the training"
+                "then: leave evaluation out, and write evaluate_federation(...) after the training",
+                option="evaluation",
             )
         require_charged_relation(plan, units_per_node=plan.hosting.units_per_node)
         declared = dict(plan.other_releases)
@@ -75,7 +78,8 @@ class RoundEvaluation:
                 raise OptionError(
                     f"evaluation is released {times} times in {plan.rounds} rounds, and the plan "
                     f"declares it {declared.get(event, 0)} times: write other_releases=freeze("
-                    f"[(event, {plan.rounds}) for event in evaluation.events])"
+                    f"[(event, {plan.rounds}) for event in evaluation.events])",
+                    option="evaluation",
                 )
 
     @property
@@ -148,12 +152,14 @@ def evaluation_of(
     if dp_sgd:
         raise IncompatibleOptions(
             "evaluation lets the server read what clients measure, and with a record_plan they "
-            "tell it nothing of their records beside an update by DP-SGD: leave evaluation out"
+            "tell it nothing of their records beside an update by DP-SGD: leave evaluation out",
+            option="evaluation",
         )
     if getattr(strategy, "fraction_evaluate", None) == 0.0:
         raise OptionError(
             f"evaluation is paid for, and {type(strategy).__name__}(fraction_evaluate=0.0) asks "
-            "nobody: leave fraction_evaluate out, or evaluation"
+            "nobody: leave fraction_evaluate out, or evaluation",
+            option="evaluation",
         )
     return RoundEvaluation(choice=choice, plan=plan)
 

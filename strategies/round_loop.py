@@ -166,9 +166,13 @@ class RoundLoop(ABC):
         """Train, once `announce` has logged what starts. See `RoundStrategy.start`."""
         num_rounds, grid = start.num_rounds, start.grid
         if num_rounds < 0:
-            raise OptionError(f"num_rounds must not be negative, got {num_rounds}")
+            raise OptionError(
+                f"num_rounds must not be negative, got {num_rounds}", option="num_rounds"
+            )
         if not start.timeout > 0:
-            raise OptionError(f"timeout must be positive, in seconds, got {start.timeout}")
+            raise OptionError(
+                f"timeout must be positive, in seconds, got {start.timeout}", option="timeout"
+            )
         announce()
         if start.evaluate_config and self.evaluation is None:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")

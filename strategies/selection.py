@@ -274,16 +274,20 @@ class BufferedSelection(PublicSelection):
         self.concurrency = 2 * size if concurrency is None else concurrency
         require_count(concurrency=self.concurrency)
         if max_staleness < 0:
-            raise OptionError(f"max_staleness must not be negative, got {max_staleness}")
+            raise OptionError(
+                f"max_staleness must not be negative, got {max_staleness}", option="max_staleness"
+            )
         if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
             raise OptionError(
                 f"staleness_power must be finite and not negative, got {staleness_power}: "
-                "an old answer must not weigh more than a new one"
+                "an old answer must not weigh more than a new one",
+                option="staleness_power",
             )
         if self.concurrency < size:
             raise OptionError(
                 f"concurrency must be at least the buffer's {size}, or it never fills; got "
-                f"{self.concurrency}"
+                f"{self.concurrency}",
+                option="concurrency",
             )
         self.max_staleness = max_staleness
         self._power = staleness_power

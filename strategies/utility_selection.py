@@ -77,12 +77,16 @@ class ExponentialSelection(Selection):
         null = utility_high / 2.0
         half = max(utility_high - null, null)  # the longer half: the middle is rounded
         if records_per_client is not None and records_per_client < 1:
-            raise OptionError(f"records_per_client must be at least 1, got {records_per_client}")
+            raise OptionError(
+                f"records_per_client must be at least 1, got {records_per_client}",
+                option="records_per_client",
+            )
         if records_per_client is not None and utility in (*_BY_SERVER, "records"):
             raise OptionError(
                 f"one record can move utility={utility} by any amount: with "
                 "records_per_client choose by a mean over records, such as utility=loss or "
-                "accuracy"
+                "accuracy",
+                option="utility",
             )
         utility_range = (0.0, utility_high) if records_per_client is None else None
         # One of n records moves a mean over them by at most half the range over n.

@@ -149,7 +149,8 @@ def calibrate_noise(
         on_top = " on top of what is spent already" if before else ""
         raise OptionError(
             f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {context}{on_top}: "
-            "allow a larger epsilon or fewer releases"
+            "allow a larger epsilon or fewer releases",
+            option="epsilon",
         )
     low, high = bracket
     if low <= _SMALLEST:
@@ -204,7 +205,9 @@ def calibrate_client_scheme(
         ValueError: If an argument is out of range.
     """
     if participations < 1:
-        raise OptionError(f"participations must be at least 1, got {participations}")
+        raise OptionError(
+            f"participations must be at least 1, got {participations}", option="participations"
+        )
 
     def build(noise_multiplier: float) -> ClientScheme:
         return client_scheme(name, noise_multiplier=noise_multiplier, clipping_norm=clipping_norm)

@@ -51,7 +51,8 @@ class CyclicSampling(Sampling):
         if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
             raise OptionError(
                 "inside a group only secret coins are charged for: write inside=PoissonSampling("
-                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
+                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}",
+                option="inside",
             )
         self.inside.require_uncapped(
             "groups that take turns have every turn, and a participation cap would leave some out"
@@ -110,11 +111,13 @@ class CyclicSampling(Sampling):
         if self.groups == 1:
             raise OptionError(
                 "groups must be at least 2, got 1: a group alone has every turn, so take "
-                f"{self.inside} itself"
+                f"{self.inside} itself",
+                option="groups",
             )
         if self.groups > num_units:
             raise OptionError(
-                f"groups must be at most the roster's {num_units} units, got {self.groups}"
+                f"groups must be at most the roster's {num_units} units, got {self.groups}",
+                option="groups",
             )
         super().check(num_units)
 
@@ -179,19 +182,22 @@ class OwnRatesSampling(Sampling):
         if not all(low < high for low, high in pairwise((0.0, *self.budgets, math.inf))):
             raise OptionError(
                 f"budgets must increase from above 0, got {list(self.budgets)}: write for "
-                "example [1,3,8]"
+                "example [1,3,8]",
+                option="budgets",
             )
         if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
             raise OptionError(
                 "shares must be positive and add up to 1, got "
-                f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
+                f"{list(self.shares)}: write for example [0.5,0.3,0.2]",
+                option="shares",
             )
         sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0
         if not (sampled or set(self.rates) == {1.0}):
             raise OptionError(
                 "with budgets of their own clients take part at a sampling_rate in (0, 1), the "
                 "last group at the largest, or all of them at 1 with noise of their own, got "
-                f"{list(self.rates)}"
+                f"{list(self.rates)}",
+                option="sampling_rate",
             )
         if self.scales and not (
             len(self.scales) == len(self.budgets)
@@ -200,7 +206,8 @@ class OwnRatesSampling(Sampling):
         ):
             raise OptionError(
                 "the last group's noise over that of each lies in (0, 1], and over its own is 1, "
-                f"got {list(self.scales)}"
+                f"got {list(self.scales)}",
+                option="scales",
             )
 
     @property

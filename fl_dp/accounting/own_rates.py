@@ -116,7 +116,8 @@ def calibrate_own_rates(
         if rate == _MOST:
             raise OptionError(
                 f"clients with epsilon {brief_epsilon(epsilon)} would take part in every round and "
-                f"still not spend it: lower sampling_rate={sampling_rate:g}, or their budgets"
+                f"still not spend it: lower sampling_rate={sampling_rate:g}, or their budgets",
+                option="sampling_rate",
             )
         while spent(noise, rate, None) > epsilon * (1.0 - _MARGIN):
             rate *= 1.0 - 1e-5

@@ -169,7 +169,8 @@ class Sampling(Checked, ABC):
         """
         if self.cap is not None:
             raise IncompatibleOptions(
-                f"{reason}: leave participation_cap={self.cap} out, and plan fewer rounds"
+                f"{reason}: leave participation_cap={self.cap} out, and plan fewer rounds",
+                option="participation_cap",
             )
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
@@ -232,7 +233,8 @@ class PoissonSampling(Sampling):
             raise IncompatibleOptions(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
                 "amplification when nobody does: leave participation_cap out, or write "
-                f"sampling_rate=1, or draw visible cohorts by a public selection, got {self}"
+                f"sampling_rate=1, or draw visible cohorts by a public selection, got {self}",
+                option="participation_cap",
             )
 
     @property
@@ -403,7 +405,8 @@ class SeenSampling(Sampling):
         super().check(num_units)
         if self.cohort > num_units:
             raise OptionError(
-                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
+                f"cohort must be at most the roster's {num_units} units, got {self.cohort}",
+                option="cohort",
             )
 
 
@@ -441,7 +444,8 @@ class VisibleSampling(SeenSampling):
             raise OptionError(
                 f"cohorts of {self.cohort} whose units rest for {self.separation} rounds need "
                 f"{self.cohort * self.separation} units, got {num_units}: use a separation of "
-                f"at most {num_units // self.cohort}"
+                f"at most {num_units // self.cohort}",
+                option="separation",
             )
 
 
@@ -480,7 +484,8 @@ class BufferedSampling(SeenSampling):
             raise OptionError(
                 f"{num_units} clients that are asked at most participation_cap={turns} times "
                 f"each can't fill {rounds} buffers of {self.cohort}: allow at least "
-                f"{-(-needed // num_units)}, and some more for answers that never come"
+                f"{-(-needed // num_units)}, and some more for answers that never come",
+                option="participation_cap",
             )
 
     def describe(self, unit: str = "client") -> str:

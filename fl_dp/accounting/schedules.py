@@ -124,46 +124,57 @@ class NoiseSchedule(Arguments):
         if self.name not in SHAPES and self.name != _CUSTOM:
             raise OptionError(
                 f"no noise schedule is called {self.name!r}: use one of "
-                f"{', '.join([*SHAPES, _CUSTOM])}"
+                f"{', '.join([*SHAPES, _CUSTOM])}",
+                option="name",
             )
         if self.spend not in (None, _EARLY, _LATE):
             raise OptionError(
-                f"spend must be 'early' or 'late', or None for the shape's own, got {self.spend!r}"
+                f"spend must be 'early' or 'late', or None for the shape's own, got {self.spend!r}",
+                option="spend",
             )
         if not SMALLEST_WEIGHT <= self.floor <= 1.0:
-            raise OptionError(f"floor must lie in [{SMALLEST_WEIGHT:g}, 1], got {self.floor}")
+            raise OptionError(
+                f"floor must lie in [{SMALLEST_WEIGHT:g}, 1], got {self.floor}", option="floor"
+            )
         if self.levels is not None and self.levels < 1:
             raise OptionError(
                 f"levels must be at least 1, got {self.levels}: use None for a weight of each "
-                "round's own"
+                "round's own",
+                option="levels",
             )
         if self.name == _CUSTOM:
             self._check_custom()
         elif self.weights is not None:
             raise OptionError(
                 f"weights belong to the schedule 'custom', and this one is {self.name!r}: leave "
-                "them out, or set name='custom'"
+                "them out, or set name='custom'",
+                option="weights",
             )
 
     def _check_custom(self) -> None:
         if self.spend is not None:
             raise OptionError(
                 f"spend is {self.spend!r}, and the order of custom weights says it already: leave "
-                "spend out"
+                "spend out",
+                option="spend",
             )
         if not self.weights:
-            raise OptionError("the schedule 'custom' needs weights: give one weight a round")
+            raise OptionError(
+                "the schedule 'custom' needs weights: give one weight a round", option="weights"
+            )
         weights = tuple(float(weight) for weight in self.weights)
         object.__setattr__(self, "weights", weights)
         for index, weight in enumerate(weights):
             if not (math.isfinite(weight) and weight > 0.0):
                 raise OptionError(
-                    f"weights must be positive and finite, got {weight} in round {index + 1}"
+                    f"weights must be positive and finite, got {weight} in round {index + 1}",
+                    option="weights",
                 )
         if min(weights) / max(weights) < SMALLEST_WEIGHT:
             raise OptionError(
                 f"the smallest weight, {min(weights):g}, is below {SMALLEST_WEIGHT:g} of the "
-                f"largest, {max(weights):g}: raise it, or leave such rounds out"
+                f"largest, {max(weights):g}: raise it, or leave such rounds out",
+                option="weights",
             )
 
     @property
@@ -190,7 +201,7 @@ class NoiseSchedule(Arguments):
             ValueError: If rounds is below 1, or not the number of custom weights.
         """
         if rounds < 1:
-            raise OptionError(f"rounds must be at least 1, got {rounds}")
+            raise OptionError(f"rounds must be at least 1, got {rounds}", option="rounds")
         weights = self._shape(rounds)
         if self.levels is not None:
             weights = _rounded_to_levels(weights, self.levels)
@@ -203,7 +214,8 @@ class NoiseSchedule(Arguments):
             if len(self.weights) != rounds:
                 raise OptionError(
                     f"the schedule has {len(self.weights)} weights and the run {rounds} rounds: "
-                    "give one weight a round"
+                    "give one weight a round",
+                    option="weights",
                 )
             # Before any squaring, which could overflow in the user's unit.
             return np.array(self.weights) / max(self.weights)

@@ -60,25 +60,34 @@ class SharedNoise:
         if not 2 <= self.least <= self.cohort:
             raise OptionError(
                 f"secure_sum.least must lie in [2, cohort = {self.cohort}], got "
-                f"{self.least}: a sum over one client hides nothing"
+                f"{self.least}: a sum over one client hides nothing",
+                option="secure_sum.least",
             )
         if self.colluding < 0:
-            raise OptionError(f"secure_sum.colluding must be at least 0, got {self.colluding}")
+            raise OptionError(
+                f"secure_sum.colluding must be at least 0, got {self.colluding}",
+                option="secure_sum.colluding",
+            )
         if not 1 <= self.committee <= 255:
-            raise OptionError(f"secure_sum.committee must lie in [1, 255], got {self.committee}")
+            raise OptionError(
+                f"secure_sum.committee must lie in [1, 255], got {self.committee}",
+                option="secure_sum.committee",
+            )
         # Never both masks of one client: two sets of honest members who answer have to meet.
         low = (self.committee + self.colluding_members) // 2 + 1
         if not low <= self.threshold <= self.committee:
             raise OptionError(
                 f"secure_sum.threshold must lie in [{low}, committee = {self.committee}] where "
-                f"{self.colluding_members} members may collude, got {self.threshold}"
+                f"{self.colluding_members} members may collude, got {self.threshold}",
+                option="secure_sum.threshold",
             )
         if self.guaranteed - self.colluding < 2:
             raise OptionError(
                 f"a server that lies to members could open a sum of {self.guaranteed} clients, "
                 f"{self.colluding} of whom may collude: raise "
                 f"secure_sum.least ({self.least}) or secure_sum.threshold "
-                f"({self.threshold}), or write secure_sum.cross_check=True"
+                f"({self.threshold}), or write secure_sum.cross_check=True",
+                option="secure_sum.least",
             )
 
     @property

@@ -151,7 +151,8 @@ def _require_one(sweep: SweepSettings) -> None:
     if sweep.curves:
         raise ConfigError(
             f"an experiment of many trainings ({', '.join(sweep.curves)}) is a sweep of its own: "
-            "write one experiment at a time"
+            "write one experiment at a time",
+            option="experiment",
         )
 
 
@@ -207,9 +208,9 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
             OmegaConf.update(changed, key, override.value())
         settled = OmegaConf.to_object(changed)
     except (ConfigAttributeError, ConfigKeyError) as error:
-        raise ConfigError(missing_key(key)) from error
+        raise ConfigError(missing_key(key), option=key) from error
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError.of(error) from error
     assert isinstance(settled, Settings)
     return settled
 
@@ -219,7 +220,8 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     if settings.privacy.noised_by != "clients":
         raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
-            f"privacy=local among its overrides, got privacy={settings.privacy.mode}"
+            f"privacy=local among its overrides, got privacy={settings.privacy.mode}",
+            option="privacy",
         )
     rate, rounds, delta = settings.selection.sampling_rate, settings.rounds, target_delta(settings)
     if formula == "udp":

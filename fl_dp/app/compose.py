@@ -14,6 +14,8 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 
+from fl_dp.option_errors import OptionError
+
 from .overrides import (
     ConfigError,
     check_keys,
@@ -72,12 +74,11 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
         assert isinstance(plain, dict)  # as Hydra composes
         settings = settings_of({str(key): value for key, value in plain.items()})
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise _named(error) from error
     except HydraException as error:
-        inner = _inner(error)
-        raise ConfigError(_first_line(inner)) from error
+        raise _named(_inner(error)) from error
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError.of(error) from error
     return settings
 
 
@@ -100,7 +101,8 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
                 values = [f"{key}={value}" for value in override.sweep_string_iterator()]
             except HydraException as error:
                 raise ConfigError(
-                    f"'{text}' has no list of values: write {key}=a,b or {key}=range(1,5)"
+                    f"'{text}' has no list of values: write {key}=a,b or {key}=range(1,5)",
+                    option=key,
                 ) from error
         jobs = [[*job, value] for job in jobs for value in values]
     return jobs
@@ -116,13 +118,14 @@ def _inner(error: BaseException) -> BaseException:
     return error
 
 
-def _first_line(error: BaseException) -> str:
+def _named(error: BaseException) -> ConfigError:
     """What is wrong with a key, or at least an error's first line."""
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-    key = getattr(error, "full_key", None)
+    key = str(getattr(error, "full_key", None) or "")
     if not key:
-        return str(error).partition("\n")[0]
+        options = error.options if isinstance(error, OptionError) else ()
+        return ConfigError(str(error).partition("\n")[0], options=options)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
-        return missing_key(str(key))
-    return wrong_value(str(key), None)
+        return ConfigError(missing_key(key), option=key)
+    return ConfigError(wrong_value(key, None), option=key)

@@ -30,7 +30,8 @@ def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) 
             raise IncompatibleOptions(
                 f"privacy.groups={chosen.groups} is for secret coins inside groups: write "
                 "selection=poisson, or with selection=public how long clients rest, "
-                "privacy.separation=..."
+                "privacy.separation=...",
+                option="privacy.groups",
             )
         apart = _separation(settings, chosen)
         return settings.selection.make(settings.task.num_clients, separation=apart)
@@ -38,7 +39,8 @@ def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) 
         raise IncompatibleOptions(
             f"privacy.separation={chosen.separation} is for cohorts that everybody sees: write "
             f"selection=public, or with selection={settings.selection.name} the number of "
-            "groups that take turns, privacy.groups=..."
+            "groups that take turns, privacy.groups=...",
+            option="privacy.separation",
         )
     return _cyclic_selection(settings, _groups(settings, chosen))
 
@@ -74,7 +76,8 @@ def _cyclic_selection(settings: Settings, groups: int) -> Selection:
         raise OptionError(
             f"each of privacy.groups={groups} groups would have to fill a cohort of "
             f"selection.sampling_rate={chosen.sampling_rate:g} alone: write at most "
-            f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
+            f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups",
+            option="privacy.groups",
         )
     inside: PoissonSampling | TruncatedPoissonSampling
     inside = PoissonSampling(sampling_rate=min(1.0, rate))
@@ -93,7 +96,8 @@ def _groups(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
         raise OptionError(
             f"privacy=correlated with selection={settings.selection.name} needs the number "
             f"of groups that take turns: write privacy.groups={example}, or "
-            "selection=public, where clients rest between their rounds"
+            "selection=public, where clients rest between their rounds",
+            option="privacy.groups",
         )
     return chosen.groups
 

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fl_dp.option_errors import OptionError
+
 from .keys import all_keys, either, nearest_keys
 from .schema import groups
 from .settings import OPTIONS
@@ -35,8 +37,13 @@ _PLAIN = re.compile(r"[\w./~-]+")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 
 
-class ConfigError(ValueError):
+class ConfigError(OptionError):
     """The configuration can't be composed or holds a wrong value."""
+
+    @classmethod
+    def of(cls, error: Exception) -> ConfigError:
+        """Return the error of a value as one of the configuration: same text, same options."""
+        return cls(str(error), options=error.options if isinstance(error, OptionError) else ())
 
 
 def config_folder() -> Path:
@@ -70,19 +77,23 @@ def check_keys(overrides: Sequence[str]) -> None:
         if value is not None and value.count("[") > value.count("]"):
             raise ConfigError(
                 f"'{text}' opens a list that does not end: where it has blanks, put quotes around "
-                f"all of it, {_as_list(key, ' '.join([value, *overrides[index + 1 :]]))}"
+                f"all of it, {_as_list(key, ' '.join([value, *overrides[index + 1 :]]))}",
+                option=key,
             )
         if value is None and mark != "~":
             raise ConfigError(
-                f"'{text}' is no override: write KEY=VALUE, for example {_example(key)}"
+                f"'{text}' is no override: write KEY=VALUE, for example {_example(key)}",
+                option=key,
             )
         if key in group_options():
             if re.fullmatch(r"[\w-]+", value or "") is not None:  # else Hydra has to read it
                 _check_option(key, value)
         elif key not in all_keys() and key not in groups():
-            raise ConfigError(_unknown(key))
+            raise ConfigError(_unknown(key), option=key)
         elif mark == "+":
-            raise ConfigError(f"'{key}' is there already: write {key}={value}, without the +")
+            raise ConfigError(
+                f"'{key}' is there already: write {key}={value}, without the +", option=key
+            )
 
 
 def check_values(overrides: Sequence[Override]) -> None:
@@ -105,7 +116,9 @@ def check_values(overrides: Sequence[Override]) -> None:
             instead = f", or write {key}=[{written}] for a list" if is_list else ""
             if _DECIMAL_COMMA.fullmatch(written):
                 instead += f", or {key}={written.replace(',', '.')} for one number"
-            raise ConfigError(f"{text} is several values: add -m to run with each{instead}")
+            raise ConfigError(
+                f"{text} is several values: add -m to run with each{instead}", option=key
+            )
         if override.is_delete():
             continue
         if key in group_options():
@@ -116,7 +129,7 @@ def check_values(overrides: Sequence[Override]) -> None:
             OmegaConf.update(schema, key, override.value())
         except OmegaConfBaseException as error:
             wrong = str(error.full_key or key)
-            raise ConfigError(wrong_value(wrong, written)) from error
+            raise ConfigError(wrong_value(wrong, written), option=wrong) from error
 
 
 def parsed(text: str) -> Override:
@@ -137,14 +150,16 @@ def parsed(text: str) -> Override:
         if value.startswith("["):
             raise ConfigError(
                 f"'{text}' can't be read: quotes around each item of a list, and around all of it, "
-                f"are {_as_list(key, value)}"
+                f"are {_as_list(key, value)}",
+                option=key,
             ) from error
         raise ConfigError(
             f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
-            f"quotes of its own, like '{key}={quoted(value)}'"
+            f"quotes of its own, like '{key}={quoted(value)}'",
+            option=key,
         ) from error
     except (ValueError, RecursionError) as error:  # digits or brackets without an end
-        raise ConfigError(f"'{text[:40]}...' can't be read: {error}") from error
+        raise ConfigError(f"'{text[:40]}...' can't be read: {error}", option=key) from error
 
 
 def require_once(overrides: Sequence[str]) -> None:
@@ -161,7 +176,9 @@ def require_once(overrides: Sequence[str]) -> None:
         if parts["value"] is None:
             continue  # no override
         if key in written:
-            raise ConfigError(f"{key} is written twice: leave out '{written[key]}' or '{text}'")
+            raise ConfigError(
+                f"{key} is written twice: leave out '{written[key]}' or '{text}'", option=key
+            )
         written[key] = text
 
 
@@ -241,11 +258,12 @@ def _check_option(group: str, option: str) -> None:
         return
     instead = _GONE.get(f"{group}={option}")
     if instead is not None:
-        raise ConfigError(f"{group}={option} is gone: write {instead}")
+        raise ConfigError(f"{group}={option} is gone: write {instead}", option=group)
     near = get_close_matches(option, options, 1, 0.6)
     hint = f": did you mean {group}={near[0]}?" if near else ""
     raise ConfigError(
-        f"there is no {group}={option}{hint} ({group} is one of {', '.join(options)})"
+        f"there is no {group}={option}{hint} ({group} is one of {', '.join(options)})",
+        option=group,
     )
 
 

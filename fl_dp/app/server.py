@@ -484,6 +484,7 @@ def output_dir(settings: Settings) -> Path:
     if not output_dir.is_absolute():
         raise ConfigError(
             f"output_dir must be absolute, got '{output_dir}': a ServerApp does not run where "
-            "you called Flower from"
+            "you called Flower from",
+            option="output_dir",
         )
     return output_dir

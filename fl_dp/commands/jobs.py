@@ -320,7 +320,8 @@ def _job_in(path: Path) -> Job:
     if stored.task.partition == "nodes":  # with data of their own, which no simulation has
         raise ConfigError(
             f"{path} is of a run by `flwr run`, whose nodes are real: to go on with it write "
-            f"flwr run . CONNECTION --stream --run-config \"hydra-overrides='resume={path}'\""
+            f"flwr run . CONNECTION --stream --run-config \"hydra-overrides='resume={path}'\"",
+            option="resume",
         )
     with folder.held():
         pass  # the process that trains will lock it; here nobody else does

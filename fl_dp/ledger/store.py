@@ -72,11 +72,14 @@ class LedgerStore:
         if path is None:
             return cls(*postgresql_engine(str(location), writable=True), writable=True)
         if os.path.isdir(path):  # noqa: PTH112  # pathlib raises for a name that is too long
-            raise OptionError(f"{path} is a folder: name the ledger's file in it, as ledger.db")
+            raise OptionError(
+                f"{path} is a folder: name the ledger's file in it, as ledger.db", option="ledger"
+            )
         if not path.parent.is_dir():
             raise OptionError(
                 f"no folder {path.parent} to keep the privacy ledger in: make it, or name a file "
-                "in another one"
+                "in another one",
+                option="ledger",
             )
         try:
             private_file(path)  # SQLite gives its journal the same permissions
@@ -218,12 +221,14 @@ def _sqlite_path(location: str | Path) -> Path | None:
     if not isinstance(location, str | Path):
         raise ArgumentError(
             f"a ledger's location must be a text or Path, got {location!r:.80} of type "
-            f"{type(location).__name__}"
+            f"{type(location).__name__}",
+            option="ledger",
         )
     if str(location) in ("", ":memory:") or "\0" in str(location):
         raise OptionError(
             f"a ledger has to outlast the training, got {str(location)!r}: name a file, such as "
-            "ledger.db"
+            "ledger.db",
+            option="ledger",
         )
     return Path(location).expanduser().resolve()
 
@@ -251,7 +256,8 @@ def _url(location: str) -> sa.URL:
         return sa.make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:
         raise OptionError(
-            "this is no database URL: write postgresql+psycopg://user@host:5432/database"
+            "this is no database URL: write postgresql+psycopg://user@host:5432/database",
+            option="ledger",
         ) from error
 
 
@@ -267,7 +273,8 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
     if url.get_backend_name() != "postgresql":
         raise OptionError(
             f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
-            "name or postgresql+psycopg://user@host/database"
+            "name or postgresql+psycopg://user@host/database",
+            option="ledger",
         )
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
@@ -286,7 +293,8 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
     except (sa.exc.NoSuchModuleError, ImportError) as error:
         raise OptionError(
             f"no driver for '{url.drivername}' ({error}): install 'fl-dp[postgresql]' and write "
-            "postgresql+psycopg://user@host/database"
+            "postgresql+psycopg://user@host/database",
+            option="ledger",
         ) from error
 
     @sa.event.listens_for(engine, "begin")

@@ -53,7 +53,8 @@ class AdaptiveClipping(Arguments):
         if self.learning_rate > _LARGEST_STEP:
             raise OptionError(
                 f"learning_rate must be at most {_LARGEST_STEP:g}, got {self.learning_rate}: it is "
-                "the largest change of the norm's logarithm in one round, usually 0.2"
+                "the largest change of the norm's logarithm in one round, usually 0.2",
+                option="learning_rate",
             )
         require_probability(target_quantile=self.target_quantile)
 
@@ -94,7 +95,8 @@ def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> fl
     if noise_multiplier >= 2.0 * bit_noise_std:
         raise OptionError(
             f"bit_noise_std must be above noise_multiplier / 2 = {noise_multiplier / 2:.4g}, got "
-            f"{bit_noise_std}: the bits alone would cost more than the round"
+            f"{bit_noise_std}: the bits alone would cost more than the round",
+            option="bit_noise_std",
         )
     # Theorem 1: the joint release is one Gaussian whose squared inverse multipliers add up.
     return 1.0 / math.sqrt(noise_multiplier**-2 - (2.0 * bit_noise_std) ** -2)

@@ -56,11 +56,15 @@ class ScalarMetric(Arguments):
         """
         super().__post_init__()
         if self.name == "num-examples" or self.name.startswith("fl-dp-"):
-            raise OptionError(f"'{self.name}' is a name of the protocol: call the metric otherwise")
+            raise OptionError(
+                f"'{self.name}' is a name of the protocol: call the metric otherwise",
+                option="metrics",
+            )
         if not (math.isfinite(self.high - self.low) and self.low < self.high):
             raise OptionError(
                 f"the range of metric '{self.name}' must be two finite numbers, the lower first, "
-                f"got ({self.low}, {self.high})"
+                f"got ({self.low}, {self.high})",
+                option="metrics",
             )
 
     def centred(self, value: float) -> float:
@@ -123,9 +127,14 @@ class GaussianBundle:
         """
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names):
-            raise OptionError(f"each metric is released once, got {', '.join(names)}")
+            raise OptionError(
+                f"each metric is released once, got {', '.join(names)}", option="metrics"
+            )
         if self._centred and self.scalar_noise_std is None:
-            raise OptionError("bits and metrics need noise of their own: give scalar_noise_std")
+            raise OptionError(
+                "bits and metrics need noise of their own: give scalar_noise_std",
+                option="scalar_noise_std",
+            )
         _ = self.updates, self.scalar_mechanisms  # both check themselves
 
     def counting_closely(self) -> Self:
@@ -159,7 +168,8 @@ class GaussianBundle:
             if multiplier >= self.count_noise_std:
                 raise OptionError(
                     f"count_noise_std must be above noise_multiplier = {multiplier:.4g}, got "
-                    f"{self.count_noise_std}: the count alone would cost more than a round"
+                    f"{self.count_noise_std}: the count alone would cost more than a round",
+                    option="count_noise_std",
                 )
             # One contribution moves the count by 1, a bit by 1/2: hence half of it.
             multiplier = update_noise_multiplier(multiplier, self.count_noise_std / 2.0)
@@ -173,7 +183,8 @@ class GaussianBundle:
                 raise OptionError(
                     f"scalar_noise_std must be above {least:.4g}, got {self.scalar_noise_std}: "
                     "the bits and metrics alone would cost more than a round; leave it out and "
-                    "it is chosen"
+                    "it is chosen",
+                    option="scalar_noise_std",
                 )
             multiplier = update_noise_multiplier(multiplier, joint)
         clipping_norm = joint_clipping_norm(self.clipping_norms)

@@ -64,25 +64,30 @@ class ExponentialMechanism(Arguments):
         require_positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
         require_positive(rate=self.rate)
         if not math.isfinite(self.null_utility):
-            raise OptionError(f"null_utility must be finite, got {self.null_utility}")
+            raise OptionError(
+                f"null_utility must be finite, got {self.null_utility}", option="null_utility"
+            )
         if self.utility_range is None:
             return
         low, high = self.utility_range
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise OptionError(
-                f"utility_range must be two finite numbers, the lower first, got ({low}, {high})"
+                f"utility_range must be two finite numbers, the lower first, got ({low}, {high})",
+                option="utility_range",
             )
         if not low <= self.null_utility <= high:
             raise OptionError(
                 f"null_utility must lie in the utility_range ({low}, {high}), "
-                f"got {self.null_utility}"
+                f"got {self.null_utility}",
+                option="null_utility",
             )
         reach = max(high - self.null_utility, self.null_utility - low)
         if self.one_coordinate and self.sensitivity < reach:
             raise OptionError(
                 f"one unit can move its utility by {reach} within the utility_range "
                 f"({low}, {high}), more than sensitivity={self.sensitivity}: write "
-                f"sensitivity={reach}, or narrow the range"
+                f"sensitivity={reach}, or narrow the range",
+                option="sensitivity",
             )
 
     @property

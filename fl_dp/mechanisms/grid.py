@@ -92,7 +92,8 @@ class GridMechanism(Arguments, ABC):
             raise OptionError(
                 f"noise_multiplier={self.noise_multiplier} is so small that float64 can't "
                 "hold a vector on the noise's grid: use at least "
-                f"{least_noise_multiplier(1, self.clipping_norm)}"
+                f"{least_noise_multiplier(1, self.clipping_norm)}",
+                option="noise_multiplier",
             )
 
     @property

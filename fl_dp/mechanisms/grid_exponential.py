@@ -77,7 +77,9 @@ class GridExponentialMechanism(Arguments):
             noise_scale=self.noise_multiplier * self.clipping_norm,
         )
         if not 2 <= self.levels <= _MAX_LEVELS:
-            raise OptionError(f"levels must lie in [2, {_MAX_LEVELS}], got {self.levels}")
+            raise OptionError(
+                f"levels must lie in [2, {_MAX_LEVELS}], got {self.levels}", option="levels"
+            )
         setting = (
             f"{self.levels} levels over a half_width of {self._reach} at "
             f"noise_multiplier={self.noise_multiplier}"
@@ -85,12 +87,14 @@ class GridExponentialMechanism(Arguments):
         if self._step < _SMALLEST_STEP:
             raise OptionError(
                 f"{setting} make neighbouring points equally likely to within rounding: write "
-                "fewer levels or a larger half_width"
+                "fewer levels or a larger half_width",
+                option="levels",
             )
         if self._step > _LARGEST_STEP and self.levels > 2:
             raise OptionError(
                 f"{setting} are too coarse a grid for so little noise: write at least "
-                f"levels={math.ceil(2.0 * self.rate * self._reach / _LARGEST_STEP) + 1}"
+                f"levels={math.ceil(2.0 * self.rate * self._reach / _LARGEST_STEP) + 1}",
+                option="levels",
             )
         require_positive(rate=self.rate, step=self._step)
 

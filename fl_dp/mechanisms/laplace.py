@@ -119,7 +119,8 @@ class LaplaceMechanism(GridMechanism):
             raise OptionError(
                 "an L2-clipped vector has an L1 norm up to sqrt(d) times its clipping norm, which "
                 f"Laplace noise does not cover: got clipping={str(self.clipping)!r}, write "
-                "clipping='l1', or take GaussianMechanism"
+                "clipping='l1', or take GaussianMechanism",
+                option="clipping",
             )
 
     @property

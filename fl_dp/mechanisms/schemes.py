@@ -78,10 +78,16 @@ def client_scheme(
             has no grid of that many points.
     """
     if name not in SCHEMES:
-        raise OptionError(f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}")
+        raise OptionError(
+            f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}",
+            option="scheme",
+        )
     if levels is not None:
         if name != "exponential":
-            raise OptionError(f"only the exponential scheme has levels, not {name!r}: leave it out")
+            raise OptionError(
+                f"only the exponential scheme has levels, not {name!r}: leave it out",
+                option="levels",
+            )
         return GridExponentialMechanism(
             noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
         )

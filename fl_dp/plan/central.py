@@ -69,7 +69,8 @@ class CentralPlan(ServerNoisePlan):
             raise IncompatibleOptions(
                 "clients that rest between two rounds differ in the rounds they take part in, and "
                 "each is charged for the same noise: use a constant schedule, got "
-                f"{self.schedule.name}"
+                f"{self.schedule.name}",
+                option="schedule",
             )
         if self.hosting.sums_at_nodes:
             self._check_nodes()
@@ -81,20 +82,23 @@ class CentralPlan(ServerNoisePlan):
             raise IncompatibleOptions(
                 f"a node sums its first units_per_node={self.units_per_node} units at most: "
                 "leaving one out moves the next one in, which is twice what add-or-remove-one is "
-                "charged for: write neighboring_relation=zero-out"
+                "charged for: write neighboring_relation=zero-out",
+                option="units_per_node",
             )
         if law.of_declared and self.num_clients % self.units_per_node > 0:
             raise IncompatibleOptions(
                 "cohorts of a counted size are drawn from the declared units, and the server "
                 f"can't tell which node hosts fewer: units_per_node={self.units_per_node} has "
-                f"to divide num_clients={self.num_clients}"
+                f"to divide num_clients={self.num_clients}",
+                option="units_per_node",
             )
         if not self.coins_at_nodes:
             return
         if law.coin_rate is None:
             raise IncompatibleOptions(
                 f"nodes that flip the coins themselves draw Poisson samples, not {law}: leave "
-                "coins_at_nodes out, or take a Poisson sample"
+                "coins_at_nodes out, or take a Poisson sample",
+                option="coins_at_nodes",
             )
         law.require_uncapped(
             "a participation cap leaves units out, which nodes that flip the coins themselves "

@@ -61,6 +61,7 @@ class NormClippedPlan(Plan):
         if not isinstance(self.clipping, FixedClipping):
             raise OptionError(
                 f"a {self.kind} plan clips to one fixed norm: take fixed clipping, got "
-                f"{self.clipping}"
+                f"{self.clipping}",
+                option="clipping",
             )
         return Release(clipping=self.clipping, contribution_check=self.contribution_check)

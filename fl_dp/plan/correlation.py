@@ -96,11 +96,13 @@ class Banded(Arguments):
                 "its low frequencies gain in error, a client that always sends the same gains in "
                 "sensitivity; take noise without memory, or let clients rest: by a smaller "
                 "sampling_rate, by groups that take turns, or by a separation in a public "
-                f"selection; got {sampling}"
+                f"selection; got {sampling}",
+                option="bands",
             )
         if self.bands > apart:
             raise OptionError(
                 f"bands={self.bands} is more than the {apart} rounds that lie between two "
                 "of a client: its participations would meet in one release, which no event "
-                f"charges for; use at most {apart}"
+                f"charges for; use at most {apart}",
+                option="bands",
             )

@@ -50,16 +50,19 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
         if self.sampling.least_separation > 1:
             raise IncompatibleOptions(
                 "a server that lies chooses the cohorts, so a secure sum charges every round to "
-                f"everybody: leave separation out, got {self.sampling.least_separation}"
+                f"everybody: leave separation out, got {self.sampling.least_separation}",
+                option="separation",
             )
         if self.units_per_node > 1:
             raise IncompatibleOptions(
                 "a cohort of units would tell each node which of its own take part, and every "
                 "node of a secure sum is sent the same: write sampling_rate=1 or "
-                f"coins_at_nodes=True, or have one unit a node, got {self.sampling}"
+                f"coins_at_nodes=True, or have one unit a node, got {self.sampling}",
+                option="sampling_rate",
             )
         if self.coins_at_nodes:
             raise IncompatibleOptions(
                 "nodes that flip the coins themselves draw Poisson samples, not "
-                f"{self.sampling}: leave coins_at_nodes out, or take a Poisson sample"
+                f"{self.sampling}: leave coins_at_nodes out, or take a Poisson sample",
+                option="coins_at_nodes",
             )

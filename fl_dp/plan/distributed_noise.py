@@ -79,13 +79,20 @@ class SecureSum(Arguments):
             if (count := getattr(self, name)) is not None:
                 require_count(**{f"secure_sum.{name}": count})
         if self.colluding is not None and self.colluding < 0:
-            raise OptionError(f"secure_sum.colluding must be at least 0, got {self.colluding}")
+            raise OptionError(
+                f"secure_sum.colluding must be at least 0, got {self.colluding}",
+                option="secure_sum.colluding",
+            )
         if self.bits is not None and not 4 <= self.bits <= 32:
             raise OptionError(
-                f"secure_sum.bits must lie in [4, 32], got {self.bits}: 16 suit most federations"
+                f"secure_sum.bits must lie in [4, 32], got {self.bits}: 16 suit most federations",
+                option="secure_sum.bits",
             )
         if self.degree is not None and (self.degree < 2 or self.degree % 2):
-            raise OptionError(f"secure_sum.degree must be even and at least 2, got {self.degree}")
+            raise OptionError(
+                f"secure_sum.degree must be even and at least 2, got {self.degree}",
+                option="secure_sum.degree",
+            )
         if self.element_cap is not None:
             require_positive(**{"secure_sum.element_cap": self.element_cap})
         if self.reply_after is not None:
@@ -116,7 +123,8 @@ class SecureSum(Arguments):
         if committee > nodes:
             raise OptionError(
                 f"secure_sum.committee = {committee} members are more than the {nodes} "
-                "nodes: write at most as many"
+                "nodes: write at most as many",
+                option="secure_sum.committee",
             )
         never_both = (committee + min(colluding, committee)) // 2 + 1
         return SharedNoise(
@@ -175,7 +183,8 @@ class DistributedNoise:
                 f"secure_sum.max_parameters = {self.secure_sum.max_parameters} in {self.sums} "
                 f"sums of {self.nodes} nodes make float64's own error {self.slack:.2g}, above "
                 f"{_LARGEST_SLACK:g}: write secure_sum.max_parameters=... with the model's own "
-                "size"
+                "size",
+                option="secure_sum.max_parameters",
             )
 
     @cached_property
@@ -246,7 +255,8 @@ class DistributedNoise:
         if size > (most := self.secure_sum.max_parameters):
             raise OptionError(
                 f"the {name} has {size} coordinates, and the plan accounts for {most}: write "
-                f"secure_sum.max_parameters={size}"
+                f"secure_sum.max_parameters={size}",
+                option="secure_sum.max_parameters",
             )
 
     def noise_std(self, shared: SharedBundle) -> float:
@@ -286,13 +296,15 @@ class DistributedNoise:
         if units_in_sum != self.units_in_sum:
             raise OptionError(
                 f"the noise is for {self.units_in_sum} units a node, and the plan has "
-                f"{units_in_sum}: write secure_sum=SecureSum(...) and let the plan count"
+                f"{units_in_sum}: write secure_sum=SecureSum(...) and let the plan count",
+                option="secure_sum",
             )
         if sums > self.sums or self.nodes > num_clients:
             raise OptionError(
                 f"the noise is for {self.sums} sums of {self.nodes} nodes, and the plan has "
                 f"{sums} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
-                "plan count"
+                "plan count",
+                option="secure_sum",
             )
         self.shared_bundle(bundle, 1)
 

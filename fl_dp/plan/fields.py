@@ -23,6 +23,7 @@ def plan_of(kind: type[Plan], values: Mapping[str, Any]) -> Plan:
         if name not in names:
             raise IncompatibleOptions(
                 f"{name} means nothing where noise is added {kind.noise_location} ({kind.kind} "
-                "plans): leave it out"
+                "plans): leave it out",
+                option=name,
             )
     return kind(**values)

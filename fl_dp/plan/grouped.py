@@ -37,7 +37,8 @@ class GroupedPlan(ServerNoisePlan):
             raise OptionError(
                 "groups with budgets of their own take part at different rates, below 1: write a "
                 f"sampling_rate in (0, 1), or have each client add its own noise, got "
-                f"{self.sampling.rates[-1]:g}"
+                f"{self.sampling.rates[-1]:g}",
+                option="sampling_rate",
             )
 
     def calibrated(self) -> Self:

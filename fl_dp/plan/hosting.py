@@ -38,9 +38,11 @@ class Hosting:
             ValueError: There is no node, or a node would host no unit.
         """
         if self.units_per_node < 1:
-            raise OptionError(f"{self.limit} must be at least 1, got {self.units_per_node}")
+            raise OptionError(
+                f"{self.limit} must be at least 1, got {self.units_per_node}", option=self.limit
+            )
         if self.nodes is not None and self.nodes < 1:
-            raise OptionError(f"nodes must be at least 1, got {self.nodes}")
+            raise OptionError(f"nodes must be at least 1, got {self.nodes}", option="nodes")
 
     @property
     def of_records(self) -> bool:
@@ -108,5 +110,6 @@ class Hosting:
             raise OptionError(
                 f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
                 f"num_records={declared} that are declared: write the most records that one "
-                "node may have, max_records=..., which is public"
+                "node may have, max_records=..., which is public",
+                option="max_records",
             )

@@ -91,7 +91,8 @@ class LocalPlan(NormClippedPlan):
             raise IncompatibleOptions(
                 "with noise at the clients the server sees each message and who sent it, so "
                 "nothing is amplified: write sampling_rate=1, or draw visible cohorts by a public "
-                f"selection, got {law}"
+                f"selection, got {law}",
+                option="sampling_rate",
             )
         if self.schedule != _CONSTANT:
             law.require_uncapped(

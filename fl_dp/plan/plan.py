@@ -241,14 +241,21 @@ class Plan(Arguments, ABC):
         if self.rounds < least:
             raise OptionError(
                 f"rounds must be at least 1, or 0 where other_releases are planned, got "
-                f"{self.rounds}"
+                f"{self.rounds}",
+                option="rounds",
             )
         if self.rounds > _MOST_ROUNDS:
-            raise OptionError(f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
+            raise OptionError(
+                f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}", option="rounds"
+            )
         if self.trained == ():
-            raise OptionError("trained names no array, so nothing would be released: name some")
+            raise OptionError(
+                "trained names no array, so nothing would be released: name some", option="trained"
+            )
         if self.num_clients < 1:
-            raise OptionError(f"num_clients must be at least 1, got {self.num_clients}")
+            raise OptionError(
+                f"num_clients must be at least 1, got {self.num_clients}", option="num_clients"
+            )
         self.sampling.check(self.num_units)
         self.release.check(self.num_units)
         self.hosting.check(self.num_units)
@@ -273,7 +280,8 @@ class Plan(Arguments, ABC):
         if self.is_draft:
             raise OptionError(
                 "this plan is a draft without its noise_multiplier: write plan.calibrated(), "
-                "which returns it with the noise that its budget asks for"
+                "which returns it with the noise that its budget asks for",
+                option="noise_multiplier",
             )
 
     def calibrated(self) -> Self:
@@ -322,7 +330,8 @@ class Plan(Arguments, ABC):
         raise OptionError(
             f"{self.rounds} rounds at noise_multiplier={self.noise_multiplier:.4g} "
             f"spend epsilon {brief_epsilon(spends)}, more than the budget of {brief_epsilon(most)}"
-            f": {fewer}leave noise_multiplier out and it is calibrated"
+            f": {fewer}leave noise_multiplier out and it is calibrated",
+            option="noise_multiplier",
         )
 
     def with_clipping(self, clipping: Clipping) -> Self:
@@ -561,7 +570,8 @@ class Plan(Arguments, ABC):
         if self.neighboring_relation not in self.sampling.relations:
             raise IncompatibleOptions(
                 f"{self.sampling} is charged on a public roster, and nothing is promised under "
-                f"{self.neighboring_relation}: write neighboring_relation=zero-out"
+                f"{self.neighboring_relation}: write neighboring_relation=zero-out",
+                option="neighboring_relation",
             )
 
     def _check_own_groups(self) -> None:
@@ -574,13 +584,15 @@ class Plan(Arguments, ABC):
             raise OptionError(
                 f"epsilon={self.budget.epsilon} must be the largest of the budgets: "
                 f"write epsilon={largest}, and no noise_multiplier, as noise for "
-                "groups with budgets of their own is calibrated"
+                "groups with budgets of their own is calibrated",
+                option="epsilon",
             )
         if any(law.event_for(0, event) != event for event, _ in self.other_releases):
             raise OptionError(
                 "another release is sampled at the rate of the last group, or noised like a "
                 "client's message, and would be charged at each group's own: change its rate a "
-                "little, or leave it out"
+                "little, or leave it out",
+                option="other_releases",
             )
 
     def _check_law(self) -> None:
@@ -591,7 +603,9 @@ class Plan(Arguments, ABC):
         laws = get_args(hint) or (hint,)
         if type(law) not in laws:
             names = " or ".join(allowed.kind for allowed in laws)
-            raise IncompatibleOptions(f"a {self.kind} plan has cohorts by {names}, got {law}")
+            raise IncompatibleOptions(
+                f"a {self.kind} plan has cohorts by {names}, got {law}", option="sampling"
+            )
 
     def check_noise(self) -> None:
         """Refuse a noise multiplier that does not fit the other fields.
@@ -624,7 +638,8 @@ class Plan(Arguments, ABC):
                 f"noise_multiplier {self.noise_multiplier:.4g} is too small to sum "
                 f"{units} {name} exactly: use at least "
                 f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller epsilon"
-                f"{lower}"
+                f"{lower}",
+                option="noise_multiplier",
             )
 
 
@@ -636,10 +651,11 @@ def require_distant_records(plan: Plan) -> None:
         IncompatibleOptions: The unit is a record, and the relation is not replace-one.
     """
     if plan.unit not in ("client", "record"):
-        raise OptionError(f"unit must be one of client, record, got '{plan.unit}'")
+        raise OptionError(f"unit must be one of client, record, got '{plan.unit}'", option="unit")
     if plan.unit == "record" and plan.neighboring_relation.distance != 2:
         raise IncompatibleOptions(
             "one record changes its client's whole update, by up to twice the clipping norm, so "
             "unit=record needs replace-one neighbours: write "
-            f"neighboring_relation=replace-one, got {plan.neighboring_relation}"
+            f"neighboring_relation=replace-one, got {plan.neighboring_relation}",
+            option="neighboring_relation",
         )

@@ -85,11 +85,14 @@ class RecordPlan(Arguments):
         _ = self.event  # checks noise and rate
         require_count(steps=self.steps, participations=self.participations)
         if not self.training.isprintable():
-            raise OptionError(f"training must be printable, got {self.training!r}")
+            raise OptionError(
+                f"training must be printable, got {self.training!r}", option="training"
+            )
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise OptionError(
                 f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], "
-                f"where gradients keep their precision, got {self.clipping_norm}"
+                f"where gradients keep their precision, got {self.clipping_norm}",
+                option="clipping_norm",
             )
 
     @classmethod

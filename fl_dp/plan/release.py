@@ -70,7 +70,8 @@ class Release:
         if weight is not None and not 0.0 < weight <= num_clients:
             raise OptionError(
                 f"total_weight must lie in (0, num_clients={num_clients}], as no client "
-                f"weighs more than 1, got {weight}"
+                f"weighs more than 1, got {weight}",
+                option="total_weight",
             )
 
     @property

@@ -83,7 +83,8 @@ class SharedNoisePlan(Plan):
             raise OptionError(
                 f"of {self.num_clients} nodes {usual} may collude, and a server that lies would "
                 f"put them all into one cohort: take cohorts of at least {usual + 2}, got "
-                f"{cohort}, or write secure_sum.colluding=..."
+                f"{cohort}, or write secure_sum.colluding=...",
+                option="secure_sum.colluding",
             )
         return replace(terms, colluding=usual)
 
@@ -210,7 +211,8 @@ class SharedNoisePlan(Plan):
         if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise IncompatibleOptions(
                 "a unit that is alone at its node takes its share of the noise with it: write "
-                "neighboring_relation=zero-out"
+                "neighboring_relation=zero-out",
+                option="neighboring_relation",
             )
         sampled = not self.sampling.visible
         if sampled and not self.hosting.coins_at_nodes:
@@ -218,18 +220,21 @@ class SharedNoisePlan(Plan):
                 "a cohort that only the server knows is no secret under a secure sum, whose noise "
                 "is one share a member, and many coordinates of it tell how many there were: "
                 "write coins_at_nodes=True or sampling_rate=1, or draw visible cohorts by a public "
-                f"selection, got {self.sampling}"
+                f"selection, got {self.sampling}",
+                option="coins_at_nodes",
             )
         if sampled and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
                 "a node whose coins drew nobody answers sooner, which shows its coins: write "
-                "secure_sum.reply_after=..., in seconds, or sampling_rate=1"
+                "secure_sum.reply_after=..., in seconds, or sampling_rate=1",
+                option="secure_sum.reply_after",
             )
         if (hosted := self.hosting.units_per_node) > MOST_UNITS:
             raise OptionError(
                 f"a node of a secure sum adds up at most {MOST_UNITS} units as exactly as they are "
                 f"charged, and may have {self.hosting.limit}={hosted}: spread them over more "
-                f"nodes, and write {self.hosting.limit}={MOST_UNITS} or less"
+                f"nodes, and write {self.hosting.limit}={MOST_UNITS} or less",
+                option=self.hosting.limit,
             )
         _ = self.noise  # checks itself
 

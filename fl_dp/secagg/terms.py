@@ -335,5 +335,6 @@ def require_time(reply_after: float, size: int) -> None:
     if reply_after < least:
         raise OptionError(
             f"secure_sum.reply_after of {reply_after:g} s is too little for noise and masks "
-            f"of {size} coordinates, which would show whose coins came up: at least {least:.3g} s"
+            f"of {size} coordinates, which would show whose coins came up: at least {least:.3g} s",
+            option="secure_sum.reply_after",
         )

@@ -43,16 +43,22 @@ class CompressionOptions(Arguments):
         super().__post_init__()
         if self.up not in UPLINKS:
             raise OptionError(
-                f"compression.up must be one of {', '.join(UPLINKS)}, got '{self.up}'"
+                f"compression.up must be one of {', '.join(UPLINKS)}, got '{self.up}'",
+                option="compression.up",
             )
         if self.down not in DOWNLINKS:
             raise OptionError(
-                f"compression.down must be one of {', '.join(DOWNLINKS)}, got '{self.down}'"
+                f"compression.down must be one of {', '.join(DOWNLINKS)}, got '{self.down}'",
+                option="compression.down",
             )
         if not 1 <= self.bits <= MOST_BITS:
-            raise OptionError(f"compression.bits must lie in [1, {MOST_BITS}], got {self.bits}")
+            raise OptionError(
+                f"compression.bits must lie in [1, {MOST_BITS}], got {self.bits}",
+                option="compression.bits",
+            )
         if not 0.0 < self.fraction <= 1.0:
             raise OptionError(
                 f"compression.fraction must lie in (0, 1], got {self.fraction}: write for "
-                "example 0.1 to send a tenth of the coordinates"
+                "example 0.1 to send a tenth of the coordinates",
+                option="compression.fraction",
             )

@@ -51,7 +51,8 @@ def _require_app(client: object) -> None:
     if isinstance(client, type):
         raise ArgumentError(
             f"client must be an app, got the class {client.__name__}: write "
-            f"numpy_client_app(lambda context: {client.__name__}())"
+            f"numpy_client_app(lambda context: {client.__name__}())",
+            option="client",
         )
     if isinstance(client, ClientApp):
         return
@@ -60,7 +61,8 @@ def _require_app(client: object) -> None:
     except TypeError as error:
         raise ArgumentError(
             f"client must be an app, which answers a message in a context, got {client!r:.80}: "
-            "write numpy_client_app(client_fn)"
+            "write numpy_client_app(client_fn)",
+            option="client",
         ) from error
 
 

@@ -67,7 +67,8 @@ class RecoverySettings:
         between_0_and_1("recovery.delta", self.delta)
         if self.noise_multipliers is not None and not self.noise_multipliers:
             raise OptionError(
-                "recovery.noise_multipliers is empty: leave it out, or write [0.01, 1]"
+                "recovery.noise_multipliers is empty: leave it out, or write [0.01, 1]",
+                option="recovery.noise_multipliers",
             )
         for noise in self.noise_multipliers or ():
             positive("recovery.noise_multipliers", noise)

@@ -47,18 +47,21 @@ class TuneSettings:
         if not 0.0 < self.share < 1.0:
             raise OptionError(
                 f"tune.share must lie in (0, 1), got {self.share}: write for example 0.1, a "
-                "tenth of privacy.epsilon"
+                "tenth of privacy.epsilon",
+                option="tune.share",
             )
         at_least("tune.rounds", self.rounds, 1)
         if not 1.0 < self.mean_runs <= 1000.0:
             raise OptionError(
                 f"tune.mean_runs must be above 1 and at most 1000, got {self.mean_runs}: "
-                "write for example 5"
+                "write for example 5",
+                option="tune.mean_runs",
             )
         if not 0.0 <= self.shape <= 100.0:
             raise OptionError(
                 f"tune.shape must lie in [0, 100], got {self.shape}: write for example 1, the "
-                "geometric law"
+                "geometric law",
+                option="tune.shape",
             )
         self._require_used()
 
@@ -73,10 +76,15 @@ class TuneSettings:
                 "KEY=A,B`, or leave it out"
             )
         if self.chosen is not None and self.chosen not in (self.candidates or ()):
-            raise OptionError(f"tune.chosen is none of tune.candidates, got '{self.chosen}'")
+            raise OptionError(
+                f"tune.chosen is none of tune.candidates, got '{self.chosen}'", option="tune.chosen"
+            )
         for key in _IDLE[self.by]:
             if key in changed:
-                raise OptionError(f"tune.{key} has no part in tune.by={self.by}: leave it out")
+                raise OptionError(
+                    f"tune.{key} has no part in tune.by={self.by}: leave it out",
+                    option=f"tune.{key}",
+                )
 
     @property
     def pending(self) -> bool:

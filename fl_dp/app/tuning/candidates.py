@@ -31,7 +31,8 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
     if candidates and (settings.model.shared or settings.model.lora_rank):
         raise ConfigError(
             "a trial clips and noises the whole model, and model.shared or model.lora_rank leaves "
-            "a part of it out: leave them out of what tunes"
+            "a part of it out: leave them out of what tunes",
+            option="model.shared",
         )
     return tuple(with_candidate(settings, candidate) for candidate in candidates)
 
@@ -68,5 +69,6 @@ def require_tunable(key: str) -> None:
     if key not in TUNABLE:
         raise ConfigError(
             f"{key} can't be chosen among candidates: it would change what is charged, or no trial "
-            f"would see it; what can is {', '.join(TUNABLE)}"
+            f"would see it; what can is {', '.join(TUNABLE)}",
+            option=key,
         )

@@ -141,24 +141,28 @@ class DPSGD(Arguments):
         if self.grad_sample_mode not in GRAD_SAMPLE_MODES:
             raise OptionError(
                 f"grad_sample_mode must be one of {', '.join(GRAD_SAMPLE_MODES)}, got "
-                f"'{self.grad_sample_mode}'"
+                f"'{self.grad_sample_mode}'",
+                option="grad_sample_mode",
             )
         if self.grad_sample_mode != "records" and self.example is None:
             raise OptionError(
                 f"grad_sample_mode='{self.grad_sample_mode}' is compared with gradients of single "
                 "records before anything is charged: write example=..., a made-up batch, or "
-                "grad_sample_mode='records'"
+                "grad_sample_mode='records'",
+                option="grad_sample_mode",
             )
         if getattr(self.criterion, "reduction", None) != "mean":
             raise OptionError(
                 "the criterion must be a torch loss with reduction='mean', such as "
-                "torch.nn.CrossEntropyLoss()"
+                "torch.nn.CrossEntropyLoss()",
+                option="criterion",
             )
         if self.expected_batch_size is not None:
             require_positive(expected_batch_size=self.expected_batch_size)
         if self.physical_batch_size is not None and self.physical_batch_size < 1:
             raise OptionError(
-                f"physical_batch_size must be at least 1, got {self.physical_batch_size}"
+                f"physical_batch_size must be at least 1, got {self.physical_batch_size}",
+                option="physical_batch_size",
             )
 
 
