@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hugging_face import Splits, Table
+from made_modules import Shifts
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -37,18 +38,6 @@ def arrays(seed: int = 0, rows: int = ROWS) -> tuple[NDArray[np.float32], NDArra
 
 def clients() -> list[Any]:
     return [arrays(seed) for seed in range(CLIENTS)]
-
-
-class Shifts(nn.Linear):
-    """A module that writes into what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-
-    def forward(self, records: Tensor) -> Tensor:
-        records += 1.0
-        logits: Tensor = super().forward(records)
-        return logits
 
 
 class Items(Dataset[tuple[Any, Any]]):
@@ -86,7 +75,7 @@ def test_no_module_and_no_training_writes_into_the_data(fit: Any, of_torch: bool
     if of_torch:
         pairs = [tuple(map(torch.from_numpy, pair)) for pair in pairs]
     before = [tuple(np.asarray(part).copy() for part in pair) for pair in pairs]
-    train_private(Shifts(), pairs[:-1], test=pairs[-1], fit=fit, epochs=2, **BUDGET)
+    train_private(Shifts(3, 2), pairs[:-1], test=pairs[-1], fit=fit, epochs=2, **BUDGET)
     for pair, old in zip(pairs, before, strict=True):
         for part, values in zip(pair, old, strict=True):
             np.testing.assert_array_equal(np.asarray(part), values)
@@ -103,7 +92,7 @@ def test_each_batch_reaches_a_module_as_the_data_have_it() -> None:
                 seen.append(records.sum())
             return super().forward(records)
 
-    train_private(Watches(), [(records, labels)] * CLIENTS, epochs=3, **BUDGET)
+    train_private(Watches(3, 2), [(records, labels)] * CLIENTS, epochs=3, **BUDGET)
     whole = float(records.sum())
     assert len(seen) == 3 * 2 * CLIENTS
     assert all(float(total) == pytest.approx(whole, abs=1e-5) for total in seen)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from moved_sums import CLASSES, VECTORS, T, data, head, largest_move, summed_by
 from one_node import Federation
+from record_plans import record_plan
 from rich.console import Console
 from secure_nodes import Adds, SecureNodes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, NodeRecords, NodeUnits, OpacusClient, numpy_client_app
 from fl_dp.clients.per_record.made_up_records import gradients_of
 from fl_dp.clients.per_record.module_template import ModuleTemplate
@@ -23,7 +23,6 @@ from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradie
 from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
-from fl_dp.plan import RecordPlan
 from fl_dp.statement import record_statement, statement_markdown
 from fl_dp.terminal.node_ledger_view import node_uses_json, node_uses_tables
 
@@ -31,14 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 LOSS = LossOfEach(nn.CrossEntropyLoss())
 WAYS = {"hooks": HookGradients, "ghost": GhostGradients}
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
-    noise_multiplier=0.01,
-    sampling_rate=1.0,
-    steps=1,
-    participations=3,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=1e6, noise_multiplier=0.01, participations=3)
 
 
 class Centring(nn.Module):

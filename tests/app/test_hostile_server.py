@@ -28,7 +28,9 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives import asymmetric_ed25519
 from flwr.supernode.start_client_internal import _verify_fab
 from local_grid import FIRST_NODE, LocalGrid
+from node_charges import charges_of
 from one_node import Federation, code
+from record_plans import record_plan
 from safetensors.torch import save_file
 from torch import nn
 
@@ -57,13 +59,8 @@ from fl_dp.tasks.datasets import data
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "node_policy.md"
 POLICY, SCHEMA, SUMS = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 ROWS = "age,pressure,note,outcome\n61,140.5,3,ill\n47,118,9,well\n52,121.5,1,ill\n"
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e6, delta=0.5),  # as a server would write that wants all
-    noise_multiplier=2.0,
-    sampling_rate=0.5,
-    steps=2,
-    participations=40,
-    clipping_norm=1.0,
+PLAN = record_plan(
+    epsilon=1e6, delta=0.5, noise_multiplier=2.0, sampling_rate=0.5, steps=2, participations=40
 )
 HONEST = (
     "task=csv",
@@ -176,10 +173,7 @@ class Clinic:
 
     @property
     def charges(self) -> int:
-        if not self.ledger.exists():
-            return 0
-        with NodeLedger.read(self.ledger) as opened:
-            return sum(each.charges for each in opened.spendings)
+        return charges_of(self.ledger)
 
 
 def flat(arrays: ArrayRecord) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD
 from fl_dp.clients.cohort import UnitData, train_units
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients
@@ -25,7 +25,6 @@ from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
-from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import DeviceData, evaluate, plain_sgd, train_locally
@@ -55,18 +54,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def plan_of(**changes: Any) -> RecordPlan:
-    fields: dict[str, Any] = dict(
-        budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
-        noise_multiplier=SIGMA,
-        sampling_rate=1.0,
-        steps=1,
-        participations=1,
-        clipping_norm=NORM,
-    )
-    return RecordPlan(**(fields | changes))
-
-
 # Noise.
 
 
@@ -90,7 +77,9 @@ def noise_of(device: torch.device, *, secure: bool) -> Tensor:
         expected_batch_size=1.0,
         secure_randomness=secure,
     )
-    train_on_noise(model, records=1, plan=plan_of(), how=how)
+    train_on_noise(
+        model, records=1, plan=record_plan(noise_multiplier=SIGMA, clipping_norm=NORM), how=how
+    )
     assert {each.device.type for each in model.parameters()} == {device.type}
     after = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
     return (before - after).cpu().double()
@@ -162,7 +151,9 @@ def test_a_label_out_of_range_costs_one_record(device: torch.device, mode: str, 
         model = copy.deepcopy(start)
         records = DataLoader(TensorDataset(features, labels))
         how = DPSGD(grad_sample_mode=mode, expected_batch_size=1.0, example=(x[:2], y[:2]))
-        train_with_dp_sgd(model, records, plan=plan_of(noise_multiplier=1e-6), how=how)
+        train_with_dp_sgd(
+            model, records, plan=record_plan(noise_multiplier=1e-6, clipping_norm=NORM), how=how
+        )
         moved.append((model.weight - start.weight).detach().cpu())
     torch.testing.assert_close(*moved, atol=1e-5, rtol=0.0)
     assert float(moved[0].norm()) > 1e-3

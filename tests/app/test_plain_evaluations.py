@@ -30,17 +30,18 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
+from record_plans import record_plan
 from scipy import stats
 from trainings import budgeted, plan_of, record
 
-from fl_dp import Plan, PrivacyBudget, PrivacyLedger
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import freeze
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.option_errors import IncompatibleOptions, OptionError
-from fl_dp.plan import RecordPlan, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.promise import brief_epsilon
 from fl_dp.statistics import (
     Answer as PrivateAnswer,
@@ -312,14 +313,7 @@ def test_rounds_have_no_evaluation_where_the_server_is_not_trusted(
 def test_clients_that_protect_their_records_tell_the_server_nothing_of_them(
     tmp_path: Path,
 ) -> None:
-    promise = RecordPlan(
-        budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
-        noise_multiplier=2.0,
-        sampling_rate=0.1,
-        steps=2,
-        participations=1,
-        clipping_norm=1.0,
-    )
+    promise = record_plan(epsilon=8.0, noise_multiplier=2.0, sampling_rate=0.1, steps=2)
     choice = choose_noise(QUALITY, epsilon=0.1, delta=1e-5)
     with pytest.raises(IncompatibleOptions, match="leave evaluation out"):
         budgeted(tmp_path, epsilon=8.0, record_plan=promise, evaluation=choice)

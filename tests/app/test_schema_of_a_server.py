@@ -11,28 +11,23 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid
+from node_charges import charges_of
+from record_plans import record_plan
 from scipy import stats
 
-from fl_dp import PrivacyBudget
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
-from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Form, data, load_dataset
 from fl_dp.tasks.datasets.data import PUBLIC_FORMS
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
-    noise_multiplier=40.0,
-    sampling_rate=0.5,
-    steps=STEPS,
-    participations=40,
-    clipping_norm=1.0,
+PLAN = record_plan(
+    epsilon=8.0, noise_multiplier=40.0, sampling_rate=0.5, steps=STEPS, participations=40
 )
 AGES = (31, 47, 47, 52, 68)
 OWN = ["task=csv", "model=mlp", "model.hidden=400", "task.num_clients=2", "task.partition=nodes"]
@@ -80,10 +75,7 @@ class Hospital:
         return sent, flat(reply)
 
     def charges(self) -> int:
-        if not self.ledger.exists():
-            return 0
-        with NodeLedger.read(self.ledger) as ledger:
-            return sum(each.charges for each in ledger.spendings)
+        return charges_of(self.ledger)
 
 
 def settings_of(*overrides: str) -> Settings:

@@ -14,11 +14,11 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from owned_clock import OwnedClock
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, OpacusClient
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
@@ -28,14 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 RECORDS, STEPS, BAD = 20, 2, 7
 NOISE = 0.01
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
-    noise_multiplier=NOISE,
-    sampling_rate=1.0,  # no coin: the two worlds differ by the record alone
-    steps=STEPS,
-    participations=3,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=1e6, noise_multiplier=NOISE, steps=STEPS, participations=3)
 HOW = DPSGD(
     optimizer=lambda parameters: SGD(parameters, lr=1.0),
     criterion=nn.L1Loss(),  # its gradient is the same at every model here

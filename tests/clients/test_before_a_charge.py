@@ -13,26 +13,18 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
-from fl_dp.plan import RecordPlan
 
 STEPS, RECORDS, NOISE = 2, 20, 0.01
 SLACK = 6.0 * NOISE * np.sqrt(STEPS)
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
-    noise_multiplier=NOISE,
-    sampling_rate=1.0,
-    steps=STEPS,
-    participations=3,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=1e6, noise_multiplier=NOISE, steps=STEPS, participations=3)
 HOW = DPSGD(
     optimizer=lambda parameters: SGD(parameters, lr=1.0),
     criterion=nn.L1Loss(),  # its gradient is the same at every model here

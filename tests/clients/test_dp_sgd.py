@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from laws import ALARM
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from record_plans import record_plan
 from scipy import stats
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, check_training
 from fl_dp.clients.per_record.dp_sgd import PrivateSteps, train_with_dp_sgd
 from fl_dp.clients.per_record.record_loss import MixesRecords
@@ -38,16 +39,7 @@ FEATURES, CLASSES = 4, 3
 QUIET = 1e-5  # a noise multiplier that leaves the sum to be seen
 
 
-def plan_of(**changes: Any) -> RecordPlan:
-    fields: dict[str, Any] = dict(
-        budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
-        noise_multiplier=QUIET,
-        sampling_rate=1.0,
-        steps=1,
-        participations=1,
-        clipping_norm=0.5,
-    )
-    return RecordPlan(**(fields | changes))
+plan_of = partial(record_plan, clipping_norm=0.5)
 
 
 def by_sgd() -> Callable[[Any], SGD]:

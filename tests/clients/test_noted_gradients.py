@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_modules import Made
 from moved_sums import CLASSES, IDS, IMAGES, VECTORS, WIDTH, WORDS, T, data, head, largest_move
 from moved_sums import summed_by as summed
 from opacus.layers import DPLSTM
@@ -28,20 +29,6 @@ from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.clients.per_record.single_records import SingleRecords
 
 LOSS = LossOfEach(nn.CrossEntropyLoss())
-
-
-class Made(nn.Module):
-    """A model of a few parts and a forward pass of its own."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._forward(self, x)
-        return out
 
 
 class Product(torch.autograd.Function):

@@ -19,6 +19,7 @@ from dp_accounting.pld import PLDAccountant
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from laws import ALARM
+from record_plans import record_plan
 from scipy import stats
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -39,7 +40,6 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, trained_names
-from fl_dp.plan import RecordPlan
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,14 +51,7 @@ MODES = ("records", "hooks", "ghost")
 SECRET = "patient 4711 has condition X"
 FEATURES, CLASSES, RECORDS = 4, 3, 300
 WARD = Account(unit="record", source="ward")
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
-    noise_multiplier=1.0,
-    sampling_rate=0.1,
-    steps=10,
-    participations=3,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=8.0, noise_multiplier=1.0, sampling_rate=0.1, steps=10, participations=3)
 SMALL = replace(PLAN, budget=PrivacyBudget(epsilon=3.0, delta=1e-5))
 """A budget of one participation."""
 

@@ -13,28 +13,20 @@ import numpy as np
 import pytest
 import torch
 from fixed_draws import fix_draws
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, FixedLengthPadding, RecordWise, check_training
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.per_record.record_batches import BatchForm, RecordBatches
 from fl_dp.clients.per_record.record_loss import MixesRecords
-from fl_dp.plan import RecordPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 NORM, WIDTH, CLASSES = 0.5, 4, 3
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
-    noise_multiplier=1e-5,
-    sampling_rate=1.0,
-    steps=1,
-    participations=1,
-    clipping_norm=NORM,
-)
+PLAN = record_plan(clipping_norm=NORM)
 
 
 class MeanPooling(nn.Module):

@@ -14,7 +14,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from hugging_face import Table
+from made_modules import Shifts
 from PIL import Image
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -37,17 +39,9 @@ from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise, check_tr
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.per_record.record_source import RecordSource
 from fl_dp.ledger.node import Account
-from fl_dp.plan import RecordPlan
 
 ROWS, MINE = 40, range(10)
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=100.0, delta=1e-5),
-    sampling_rate=1.0,
-    steps=1,
-    participations=1,
-    noise_multiplier=0.1,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=100.0, noise_multiplier=0.1)
 
 
 class Counted(Dataset[tuple[Tensor, Tensor]]):
@@ -239,15 +233,6 @@ class Stored(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
         return self.x[row], self.y[row]
-
-
-class Shifts(nn.Linear):
-    """A model that writes into what it gets."""
-
-    def forward(self, records: Tensor) -> Tensor:
-        records += 1.0
-        logits: Tensor = super().forward(records)
-        return logits
 
 
 def the_only(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

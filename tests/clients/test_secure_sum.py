@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from encoded_shares import Encoded
 from fl_dp.strategies.rehearsal import meaning_of
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from local_grid import FIRST_NODE
@@ -262,20 +263,6 @@ def test_an_owner_who_allows_less_than_is_asked_is_told_that_the_node_will_fall_
     for number in (1, 2):  # and once is enough
         assert code(federation.train(number=number)) == "answered"
     assert caplog.text.count("once it is spent, the node adds noise alone") == 1
-
-
-class Encoded:
-    """Keeps what the node adds to each sum, before its share of the noise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.values: list[np.ndarray[Any, Any]] = []
-        encode = NoiseShare.encode
-
-        def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
-            self.values.append(np.concatenate(values))
-            return encode(share, values, rng)
-
-        monkeypatch.setattr(NoiseShare, "encode", kept)
 
 
 CAP = 2.0  # pays for one sum

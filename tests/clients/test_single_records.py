@@ -18,6 +18,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from laws import ALARM
+from made_modules import Made
 from moved_sums import (
     CLASSES,
     IDS,
@@ -34,6 +35,7 @@ from moved_sums import (
 )
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
+from record_plans import record_plan
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
@@ -73,20 +75,6 @@ pytestmark = [
 ]
 
 SIZES = (1, T - 1, T, T + 1)
-
-
-class Made(nn.Module):
-    """A model of a few parts and a forward pass of its own."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._forward(self, x)
-        return out
 
 
 def table(**options: Any) -> nn.Embedding:
@@ -528,14 +516,7 @@ class Droppy(nn.Module):
         return logits
 
 
-QUIET = RecordPlan(
-    budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
-    noise_multiplier=1e-6,
-    sampling_rate=1.0,
-    steps=1,
-    participations=1,
-    clipping_norm=0.01,
-)
+QUIET = record_plan(noise_multiplier=1e-6, clipping_norm=0.01)
 
 
 def released(model: nn.Module, x: Tensor, y: Tensor, **how: Any) -> Tensor:

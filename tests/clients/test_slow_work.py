@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from encoded_shares import Encoded
 from flwr.app import Array, ArrayRecord, Context, RecordDict
-from numpy.typing import NDArray
 from one_node import INSTRUCTION, REQUIRED, RUN, SIZE, Federation, code
 from owned_clock import OwnedClock, machine_clock
 from scipy.stats import ks_2samp
@@ -31,7 +31,6 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum
 from fl_dp.clients.owner.slots import Overrun, Slots, working_in
 from fl_dp.clients.record_sums import RecordsFn, sum_of_records
-from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content
 
@@ -55,23 +54,9 @@ def holds_the_lock(clock: OwnedClock) -> Callable[[], Any]:
     return work
 
 
-class Added:
-    """What the node added to its sums, in clipping norms, before any noise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.values: list[NDArray[np.float64]] = []
-        encode = NoiseShare.encode
-
-        def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
-            self.values.append(np.concatenate(values))
-            return encode(share, values, rng)
-
-        monkeypatch.setattr(NoiseShare, "encode", kept)
-
-
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> Added:
-    return Added(monkeypatch)
+def added(monkeypatch: pytest.MonkeyPatch) -> Encoded:
+    return Encoded(monkeypatch)
 
 
 def asked(rate: float, **changed: Any) -> RoundInstruction:
@@ -122,7 +107,7 @@ def fails() -> None:
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_unit_that_is_slow_moves_the_sum_by_its_own_update_alone(
-    tmp_path: Path, added: Added, holds_the_lock: Callable[[], Any], hangs: bool
+    tmp_path: Path, added: Encoded, holds_the_lock: Callable[[], Any], hangs: bool
 ) -> None:
     """As one that fails at once, which is its neighbour: all others are in the sum."""
     assert answered(of_units(tmp_path, holds_the_lock if hangs else fails)) == "answered"
@@ -130,7 +115,7 @@ def test_a_unit_that_is_slow_moves_the_sum_by_its_own_update_alone(
 
 
 def test_units_are_not_trained_together_in_slots(
-    tmp_path: Path, added: Added, clock: OwnedClock
+    tmp_path: Path, added: Encoded, clock: OwnedClock
 ) -> None:
     """One that takes for ever would leave all others behind."""
     assert answered(of_units(tmp_path, train_many=lambda *_: clock.hang())) == "answered"
@@ -171,7 +156,7 @@ def asked_of_records(rate: float) -> RoundInstruction:
 @pytest.mark.parametrize("rate", [NOBODY, EVERYBODY])
 def test_no_sum_is_of_the_records_that_one_s_time_left(
     tmp_path: Path,
-    added: Added,
+    added: Encoded,
     clock: OwnedClock,
     holds_the_lock: Callable[[], Any],
     rate: float,
@@ -211,7 +196,7 @@ class Fatal(Dataset[tuple[Tensor, Tensor]]):
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize(("fatal", "rate"), [(None, 1.0), (7, 1.0), (7, EVERYBODY)])
 def test_a_record_that_ends_its_worker_moves_the_sum_by_its_own_gradient_alone(
-    tmp_path: Path, added: Added, fatal: int | None, rate: float
+    tmp_path: Path, added: Encoded, fatal: int | None, rate: float
 ) -> None:
     """Were the sum zero in its place, or were nothing sent, it would decide about 49 others."""
     federation = of_records(tmp_path, of_fatal([fatal], num_workers=1, timeout=2))
@@ -254,7 +239,9 @@ def test_work_that_ends_leaves_no_mark(tmp_path: Path) -> None:
     assert federation.charges() == 2
 
 
-def test_what_fails_as_a_whole_is_zero_where_that_is_one_unit(tmp_path: Path, added: Added) -> None:
+def test_what_fails_as_a_whole_is_zero_where_that_is_one_unit(
+    tmp_path: Path, added: Encoded
+) -> None:
     """Of several, one could decide about all others."""
     for units, said in ((1, "answered"), (UNITS, "Refused late")):
         federation = of_units(tmp_path / str(units), count=lambda *_: fails())
@@ -282,7 +269,7 @@ def test_a_node_that_was_late_stays_so_in_whatever_run_the_server_names(tmp_path
     assert federation.charges() == 2
 
 
-def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) -> None:
+def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Encoded) -> None:
     federation = of_records(tmp_path, Records())
     content = federation.content(asked_of_records(EVERYBODY))
     reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
@@ -307,7 +294,7 @@ def test_a_slot_that_begins_late_is_the_end_of_the_work() -> None:
 
 
 def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
-    tmp_path: Path, added: Added, clock: OwnedClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, added: Encoded, clock: OwnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No data were read before, so nobody's time shows, and a slow disk does not end its run."""
     federation = of_units(tmp_path)
@@ -328,7 +315,7 @@ def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
 
 
 def test_a_node_whose_count_takes_too_long_sends_nothing(
-    tmp_path: Path, added: Added, clock: OwnedClock
+    tmp_path: Path, added: Encoded, clock: OwnedClock
 ) -> None:
     assert answered(of_units(tmp_path, count=lambda *_: clock.hang())) == "Refused late"
     assert not any(each.any() for each in added.values)
@@ -336,7 +323,7 @@ def test_a_node_whose_count_takes_too_long_sends_nothing(
 
 @pytest.mark.parametrize("reply_after", [None, 0.001])
 def test_everybody_needs_neither_coin_nor_clock(
-    tmp_path: Path, added: Added, reply_after: float | None
+    tmp_path: Path, added: Encoded, reply_after: float | None
 ) -> None:
     """Nor does a lying server's clock cut anybody off, where there is no coin to hide."""
     federation = of_units(tmp_path)

@@ -13,10 +13,10 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
 from local_grid import LocalGrid, answer_with_app
+from record_plans import record_plan
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp import PrivacyBudget
 from fl_dp.clients import (
     DPSGD,
     NodeRecords,
@@ -27,7 +27,6 @@ from fl_dp.clients import (
 )
 from fl_dp.ledger.node import Account
 from fl_dp.model_arrays import distinct_state, get_arrays, set_arrays
-from fl_dp.plan import RecordPlan
 from fl_dp.strategies import DPFedAvg
 
 TOKENS, WIDTH, ROUNDS = 12, 16, 6
@@ -108,14 +107,7 @@ def by_dp_sgd(folder: Path) -> nn.Module:
     client = OpacusClient(
         model,
         DataLoader(TensorDataset(TEXT, TEXT)),
-        plan=RecordPlan(
-            budget=PrivacyBudget(epsilon=1e9, delta=1e-5),
-            noise_multiplier=0.01,
-            sampling_rate=1.0,
-            steps=20,
-            participations=ROUNDS,
-            clipping_norm=1.0,
-        ),
+        plan=record_plan(epsilon=1e9, noise_multiplier=0.01, steps=20, participations=ROUNDS),
         ledger=folder / "node.db",
         account=Account(unit="record", source="ward"),
         dp_sgd=DPSGD(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=2.0)),

@@ -10,6 +10,8 @@ from unittest.mock import ANY
 
 import pytest
 from flat_plans import noised_plan
+from node_charges import charge
+from record_plans import record_plan
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger
@@ -19,7 +21,6 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import RecordPlan
 from fl_dp.promise import rounded_up
 
 
@@ -28,20 +29,6 @@ def call(*arguments: object, answer: str = "") -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, " ".join(result.output.split())
-
-
-def charge(
-    path: Path, *, epsilon: float = 4.0, noise: float = 5.0, count: int = 1, use: Use | None = None
-) -> None:
-    with NodeLedger.open(path) as opened:
-        opened.charge(
-            Account(unit="record", source="ward"),
-            GaussianEvent(noise_multiplier=noise),
-            count=count,
-            budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
-            what="a run",
-            use=use,
-        )
 
 
 @pytest.fixture
@@ -309,14 +296,7 @@ def test_a_gate_that_admits_one_app_says_what_it_trusts_and_what_that_costs(
         "dp-gate-environment: /srv/app/venv\n"
     )
     status, said = call("check", policy)
-    plan = RecordPlan(
-        budget=PrivacyBudget(epsilon=2.5, delta=1e-5),
-        noise_multiplier=1.1,
-        sampling_rate=0.01,
-        steps=20,
-        participations=1,
-        clipping_norm=1.0,
-    )
+    plan = record_plan(epsilon=2.5, noise_multiplier=1.1, sampling_rate=0.01, steps=20)
     assert status == 0
     assert "nothing to the site as a whole, by the DP-SGD of one app, whose code the owner" in said
     assert f"hospital/heart@{'0f' * 32} alone" in said

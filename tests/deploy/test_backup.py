@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import backup
+import node_charges
 import pytest
 from flat_plans import noised_plan
+from node_charges import charges_of
 
-from fl_dp import PrivacyBudget, PrivacyLedger
+from fl_dp import PrivacyLedger
 from fl_dp.commands.shown_ledger import show_ledger
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, witness_at
-from fl_dp.ledger.node import Account
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.ledger import LedgerCorrupted, witness_at
+
+
+def charge(ledger: Path, witness: str) -> None:
+    node_charges.charge(ledger, epsilon=50.0, noise=2.0, witness=witness_at(witness))
 
 
 @pytest.fixture
@@ -30,28 +34,13 @@ def witness(tmp_path: Path) -> str:
     return str(tmp_path / "elsewhere" / "ledger.heads")
 
 
-def charge(ledger: Path, witness: str) -> None:
-    with NodeLedger.open(ledger, witness=witness_at(witness)) as kept:
-        kept.charge(
-            Account(unit="record", source="ward"),
-            GaussianEvent(noise_multiplier=2.0),
-            budget=PrivacyBudget(epsilon=50.0, delta=1e-5),
-            what="run 7",
-        )
-
-
-def charges(ledger: Path) -> int:
-    with NodeLedger.read(ledger) as kept:
-        return sum(each.charges for each in kept.spendings)
-
-
 def test_a_copy_is_the_whole_ledger_and_its_owner_s_alone(
     ledger: Path, witness: str, tmp_path: Path
 ) -> None:
     charge(ledger, witness)
     charge(ledger, witness)
     copy = backup.back_up(ledger, tmp_path / "copies", witness=witness)
-    assert charges(copy) == 2
+    assert charges_of(copy) == 2
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
     assert list(copy.parent.iterdir()) == [copy]
@@ -74,7 +63,7 @@ def test_a_copy_that_is_put_back_late_is_refused_and_the_newest_is_not(
 
     shutil.copy(newest, ledger)
     charge(ledger, witness)
-    assert charges(ledger) == 3
+    assert charges_of(ledger) == 3
 
 
 def test_a_training_s_ledger_is_copied_too(tmp_path: Path) -> None:
@@ -119,7 +108,7 @@ def test_a_charge_between_the_copy_and_the_look_at_the_witness_is_copied_again(
         return show_ledger(*arguments, **options)
 
     monkeypatch.setattr(backup, "show_ledger", show_late)
-    assert charges(backup.back_up(ledger, tmp_path / "copies", witness=witness)) == 2
+    assert charges_of(backup.back_up(ledger, tmp_path / "copies", witness=witness)) == 2
 
 
 def test_what_is_no_ledger_is_told_in_one_line(tmp_path: Path) -> None:

@@ -14,22 +14,16 @@ import yaml
 from deployment import Deployment
 from flwr.cli.build import build_fab_from_disk
 from known_gate import NEEDS_GATE
+from record_plans import record_plan
 from waiting import until
 from written_apps import PUBLISHER, write_app
 
-from fl_dp import PrivacyBudget
 from fl_dp.ledger import NodeLedger
-from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
 SITES = ("north", "south")
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
-    noise_multiplier=1.1,
-    sampling_rate=0.05,
-    steps=20,
-    participations=2,
-    clipping_norm=1.0,
+PLAN = record_plan(
+    epsilon=8.0, noise_multiplier=1.1, sampling_rate=0.05, steps=20, participations=2
 )
 
 CLIENT = """\

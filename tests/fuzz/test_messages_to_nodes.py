@@ -21,10 +21,10 @@ from hostile import cases
 from hostile_records import hostile_records
 from ledger_files import fresh_path
 from local_grid import FIRST_NODE, LocalGrid
+from node_charges import charges_of
 
 from fl_dp.clients import numpy_client_app
 from fl_dp.codec import encode_text
-from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.bundle import ScalarMetric
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -115,10 +115,7 @@ class Node:
 
     @property
     def charges(self) -> int:
-        if not self.ledger.exists():
-            return 0
-        with NodeLedger.read(self.ledger) as ledger:
-            return sum(each.charges for each in ledger.spendings)
+        return charges_of(self.ledger)
 
 
 @pytest.fixture(scope="module", params=OWNERS)

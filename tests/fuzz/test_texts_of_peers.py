@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from hostile import VALUES, cases, changed, text_of
+from record_plans import record_plan
 from secure_sums import CONTENT, PURPOSE, RUN, Federation
 
-from fl_dp import PrivacyBudget
 from fl_dp.app.settings import Settings
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.mechanisms import GaussianBundle
@@ -30,14 +30,7 @@ from fl_dp.updates import Compression
 
 FEDERATION = Federation.of(4, pinned=True)
 TERMS = FEDERATION.terms()
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=3.0, delta=1e-5),
-    noise_multiplier=1.0,
-    sampling_rate=0.1,
-    steps=10,
-    participations=2,
-    clipping_norm=1.0,
-)
+PLAN = record_plan(epsilon=3.0, noise_multiplier=1.0, sampling_rate=0.1, steps=10, participations=2)
 INSTRUCTION = RoundInstruction(
     server_round=3,
     units=(0, 2),

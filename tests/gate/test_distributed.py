@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from fl_dp.strategies.modes.base import RoundFailed
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from gated_site import PROJECT, RUN, App, Gates, adding, bundle, replying
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
+from secure_trainings import plan_of
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients.owner.node_policy import PolicyRefusal
@@ -42,21 +42,6 @@ SUMS = {
     "dp-gate-clipping-norm": NORM,
     "dp-max-epsilon": 1e9,
 }
-
-
-def plan_of(multiplier: float = 0.05, **given: Any) -> DistributedPlan:
-    """A plan whose sums can be read off, unless it is given more noise."""
-    options: dict[str, Any] = {
-        "rounds": 3,
-        "num_clients": NODES,
-        "sampling_rate": 1.0,
-        "clipping_norm": NORM,
-        "secure_sum": SecureSum(),
-        "contribution_check": False,
-    }
-    plan = noised_plan(multiplier, delta=1e-3, **options | given)
-    assert isinstance(plan, DistributedPlan)
-    return plan
 
 
 def gates_of(folder: Path, *apps: App, **policy: Any) -> Gates:
@@ -86,7 +71,7 @@ def tolerance(plan: DistributedPlan) -> float:
 def test_the_opened_sum_is_that_of_apps_that_know_nothing_of_it(tmp_path: Path) -> None:
     updates = [np.array([0.5, 0.0, 0.0, 0.1]), np.array([0.0, -0.4, 0.0, 0.1]), 0.0]
     gates = gates_of(tmp_path, *map(adding, updates))
-    plan = plan_of()
+    plan = plan_of(NODES)
     mean = trained(tmp_path, gates, plan)
     expected = np.array([0.5, -0.4, 0.0, 0.2]) / NODES
     assert mean == pytest.approx(expected, abs=tolerance(plan))
@@ -103,7 +88,7 @@ def test_what_one_site_sends_tells_nothing_and_the_sum_has_the_noise_that_is_cha
 ) -> None:
     size = 20_000
     gates = gates_of(tmp_path, *[adding(0.0)] * NODES)
-    plan = plan_of(2.0)
+    plan = plan_of(NODES, noise_multiplier=2.0)
     mean = trained(tmp_path, gates, plan, size=size)
     # All three shares are in it, of which `honest_shares` are charged for.
     deviation = plan.noise_of_mean(plan.noise_multiplier)
@@ -127,7 +112,7 @@ def test_what_one_site_sends_tells_nothing_and_the_sum_has_the_noise_that_is_cha
 
 def test_keys_and_shares_are_the_gate_s_own_and_lie_beside_its_ledger(tmp_path: Path) -> None:
     gates = gates_of(tmp_path, *[adding(0.0)] * NODES)
-    trained(tmp_path, gates, plan_of())
+    trained(tmp_path, gates, plan_of(NODES))
     for here in gates.sites:
         assert (here.ledger.parent / IDENTITY_FILE).is_file()
         assert (here.ledger.parent / STORE_FILE).is_file()
@@ -165,7 +150,7 @@ HOSTILE: dict[str, App] = {
 @pytest.mark.parametrize("app", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_app_adds_zero_and_breaks_no_sum(tmp_path: Path, app: App) -> None:
     gates = gates_of(tmp_path, app, adding(0.1), adding(0.2))
-    plan = plan_of()
+    plan = plan_of(NODES)
     mean = trained(tmp_path, gates, plan)
     assert mean == pytest.approx(np.full(SIZE, 0.3 / NODES), abs=tolerance(plan))
     assert all(here.charges() == 1 for here in gates.sites)
@@ -173,7 +158,7 @@ def test_a_hostile_app_adds_zero_and_breaks_no_sum(tmp_path: Path, app: App) -> 
 
 def test_an_update_of_a_thousand_times_the_norm_moves_the_sum_by_the_norm(tmp_path: Path) -> None:
     gates = gates_of(tmp_path, adding(-1e3), adding(0.0), adding(0.0))
-    plan = plan_of()
+    plan = plan_of(NODES)
     mean = trained(tmp_path, gates, plan)
     # Each of the four coordinates has half of the norm.
     assert mean == pytest.approx(np.full(SIZE, -NORM / 2 / NODES), abs=tolerance(plan))
@@ -181,7 +166,7 @@ def test_an_update_of_a_thousand_times_the_norm_moves_the_sum_by_the_norm(tmp_pa
 
 def test_a_spent_budget_adds_noise_alone_and_starts_no_app(tmp_path: Path) -> None:
     gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
-    plan = plan_of()
+    plan = plan_of(NODES)
     gates.sites[0].rewrite(**{"dp-max-epsilon": 1e-3})
     mean = trained(tmp_path, gates, plan)
     assert mean == pytest.approx(np.full(SIZE, 0.2 / NODES), abs=tolerance(plan))
@@ -202,15 +187,15 @@ def test_what_a_gate_can_t_do_ends_at_the_rehearsal(
     gates = gates_of(tmp_path, *[adding(0.0)] * NODES)
     more = {"secure_sum": SecureSum(reply_after=5.0)} if "coins_at_nodes" in given else {}
     with pytest.raises(RehearsalFailed, match=why):
-        trained(tmp_path, gates, plan_of(**given | more))
+        trained(tmp_path, gates, plan_of(NODES, **given | more))
     assert all(not here.seen and here.charges() == 0 for here in gates.sites)
 
 
 PRICE = SumInstruction(rounds=1, epsilon=1.0, delta=1e-5)
 
 
-BUNDLE = plan_of().bundle(1.0, size=SIZE)
-LARGER = plan_of(clipping_norm=1.1).bundle(1.0, size=SIZE)
+BUNDLE = plan_of(NODES).bundle(1.0, size=SIZE)
+LARGER = plan_of(NODES, clipping_norm=1.1).bundle(1.0, size=SIZE)
 NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=5.0, clipping_norm=NORM)
 
 
@@ -262,7 +247,7 @@ def test_a_sum_with_a_site_whose_app_is_told_another_configuration_does_not_open
     gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
     gates.sites[1].server.overrides = {"lr": 0.0}
     with pytest.raises(RoundFailed, match="can't be opened"):
-        trained(tmp_path, gates, plan_of())
+        trained(tmp_path, gates, plan_of(NODES))
 
 
 def test_a_sum_with_a_site_whose_app_is_another_bundle_does_not_open(tmp_path: Path) -> None:
@@ -270,7 +255,7 @@ def test_a_sum_with_a_site_whose_app_is_another_bundle_does_not_open(tmp_path: P
     gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
     gates.sites[1].server.fab = bundle(PROJECT.replace("lr = 0.1", "lr = 0.1  # and other code"))
     with pytest.raises(RoundFailed, match="can't be opened"):
-        trained(tmp_path, gates, plan_of())
+        trained(tmp_path, gates, plan_of(NODES))
 
 
 def test_a_node_without_a_gate_among_gates_ends_at_the_rehearsal(tmp_path: Path) -> None:
@@ -285,7 +270,7 @@ def test_a_node_without_a_gate_among_gates_ends_at_the_rehearsal(tmp_path: Path)
         def __call__(self, message: Message, node: int) -> Message | None:
             return others(message, node) if node == 1 else gates(message, node)
 
-    plan = plan_of()
+    plan = plan_of(NODES)
     with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
         strategy = DPFedAvg(plan=plan, ledger=ledger)
         with pytest.raises(RehearsalFailed, match="a gate at each node or at none"):

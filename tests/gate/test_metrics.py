@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import secure_trainings
 from fl_dp.strategies.rehearsal import Answers, RehearsalFailed
-from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from gated_site import App, Arrived, Gates, Site, replying
@@ -224,20 +225,13 @@ SUMS = {
     "dp-gate-noise-multiplier": None,
     "dp-max-epsilon": 1e9,
 }
-
-
-def plan_of(**given: Any) -> DistributedPlan:
-    options: dict[str, Any] = {
-        "rounds": 1,
-        "num_clients": NODES,
-        "sampling_rate": 1.0,
-        "clipping_norm": 1.0,
-        "secure_sum": SecureSum(max_parameters=1000),
-        "contribution_check": False,
-    }
-    plan = noised_plan(0.01, delta=1e-3, **options | given)
-    assert isinstance(plan, DistributedPlan)
-    return plan
+plan_of = partial(
+    secure_trainings.plan_of,
+    NODES,
+    rounds=1,
+    noise_multiplier=0.01,
+    secure_sum=SecureSum(max_parameters=1000),
+)
 
 
 def trained_in_sums(folder: Path, gates: Gates, plan: DistributedPlan) -> dict[str, float]:

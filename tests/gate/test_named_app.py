@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from gated_site import PROJECT, Gates, Site, adding, replying
 from local_grid import LocalGrid
 from owned_clock import OwnedClock
+from record_plans import record_plan
 from trainings import record
 
 from fl_dp.accounting import NeighboringRelation, PoissonSampling, PrivacyBudget
@@ -68,8 +69,8 @@ RECORD: dict[str, Any] = {
     "dp-gate-message-config": {"lr": 0.1},
     "dp-gate-environment": "/srv/app/venv",
 }
-PLAN = RecordPlan(
-    budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
+PLAN = record_plan(
+    epsilon=4.0,
     noise_multiplier=1.1,
     sampling_rate=0.05,
     steps=20,

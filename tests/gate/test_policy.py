@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from record_plans import record_plan
 
-from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients import NodeConfig, NodeConfigError
 from fl_dp.clients.owner.node_config import POLICY_KEYS
 from fl_dp.gate.policy import (
@@ -21,7 +21,6 @@ from fl_dp.gate.policy import (
     GatePolicy,
     GatePromise,
 )
-from fl_dp.plan import RecordPlan
 
 LOCAL: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -84,12 +83,12 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
 def test_terms_of_a_named_app_are_a_plan_within_the_cap(tmp_path: Path) -> None:
     policy = read(tmp_path, RECORD, **{"dp-max-delta": 1e-6})
     assert NodeConfig.of(policy.node_config).required == (frozenset({"record"}),)
-    assert policy.record_plan == RecordPlan(
-        budget=PrivacyBudget(epsilon=8.0, delta=1e-6),
+    assert policy.record_plan == record_plan(
+        epsilon=8.0,
+        delta=1e-6,
         noise_multiplier=1.0,
         sampling_rate=0.01,
         steps=20,
-        participations=1,
         clipping_norm=1.5,
     )
 

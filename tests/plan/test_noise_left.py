@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from local_grid import LocalGrid, answer_with_app, introducing
+from record_plans import record_plan
 from secure_nodes import SecureNodes
 from secure_trainings import plan_of as plan_of_shares
 from trainings import FixedClient, budgeted, client_fn, plan_of, record, train
 
-from fl_dp import Plan, PrivacyBudget
+from fl_dp import Plan
 from fl_dp.accounting import CyclicSampling, NoiseSchedule, PoissonSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.plan import Banded, RecordPlan, SecureSum
+from fl_dp.plan import Banded, SecureSum
 from fl_dp.plan.noise_left import HOPELESS, noise_left, noise_left_of_records
 
 CLIENTS, SIZE = 6, 20_000
@@ -73,8 +74,8 @@ def test_noise_that_later_rounds_take_back_adds_up_to_less() -> None:
 
 def test_gradients_of_records_at_several_clients() -> None:
     """16 steps in all, of noise 2 x 3 on sums of 8 gradients, at 4 clients, on 100 numbers."""
-    plan = RecordPlan(
-        budget=PrivacyBudget(epsilon=1.0, delta=1e-5),
+    plan = record_plan(
+        epsilon=1.0,
         noise_multiplier=2.0,
         sampling_rate=0.1,
         steps=2,

@@ -28,6 +28,7 @@ from fl_dp.strategies.selection import selection_of
 from flat_plans import flat_plan
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from local_grid import Answer, LocalGrid, answer_with_app, introducing
+from record_plans import record_plan
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 from secure_nodes import SecureNodes
@@ -50,7 +51,7 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import Banded, RecordPlan, SecureSum, SharedNoisePlan
+from fl_dp.plan import Banded, SecureSum, SharedNoisePlan
 from fl_dp.strategies import (
     DPFedAvg,
     DPFedBuff,
@@ -105,13 +106,8 @@ HOSTS: dict[str, Options] = {
     "coins": {"coins_at_nodes": True},
     "coins of two": {"coins_at_nodes": True, "units_per_node": 2},
 }
-RECORDS = RecordPlan(
-    budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
-    noise_multiplier=1.0,
-    sampling_rate=0.1,
-    steps=5,
-    participations=3,
-    clipping_norm=1.0,
+RECORDS = record_plan(
+    epsilon=4.0, noise_multiplier=1.0, sampling_rate=0.1, steps=5, participations=3
 )
 WEIGHED = {"weight_cap": 20.0, "total_weight": 3.0}
 OTHERS: dict[str, Options] = {

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from node_charges import charges_of
 
 from fl_dp.gate.connection import GatedConnection
 from fl_dp.gate.flower_hook import Connection, Fab, ObjectTree, Parts, Run, inflated, parts_of
 from fl_dp.gate.gate import Gate
-from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 NODE, SERVER, RUN = 77, 1, 5
@@ -247,10 +247,7 @@ class Site:
 
     def charges(self) -> int:
         """How many answers the site's ledger was charged for."""
-        if not self.ledger.is_file():
-            return 0
-        with NodeLedger.read(self.ledger) as ledger:
-            return sum(spending.charges for spending in ledger.spendings)
+        return charges_of(self.ledger)
 
 
 class Gates:

@@ -36,8 +36,10 @@ def model() -> ArrayRecord:
     return ArrayRecord({f"layer{i}": Array(np.zeros(s)) for i, s in enumerate(SHAPES)})
 
 
-def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> DistributedPlan:
-    """A plan with so little noise that the sum can be read off."""
+def plan_of(
+    nodes: int = NODES, *, rounds: int = 3, noise_multiplier: float = 0.05, **given: Any
+) -> DistributedPlan:
+    """A plan with so little noise that the sum can be read off, unless it is given more."""
     options: dict[str, Any] = {
         "rounds": rounds,
         "num_clients": nodes,
@@ -46,7 +48,7 @@ def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> Distributed
         "secure_sum": SecureSum(),
         "contribution_check": False,
     }
-    plan = noised_plan(0.05, delta=1e-3, **options | given)
+    plan = noised_plan(noise_multiplier, delta=1e-3, **options | given)
     assert isinstance(plan, DistributedPlan)
     return plan
 
