@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
 
 NO_PRIVACY_FROM = 1000.0
@@ -54,7 +54,16 @@ def delta_rounded_up(delta: float) -> str:
 
 def ceiling(number: float, digits: int) -> str:
     """Write a number rounded up to `digits` significant digits."""
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return _significant(number, digits, ROUND_CEILING)
+
+
+def floor(number: float, digits: int) -> str:
+    """Write a number rounded down to `digits` significant digits: what is left of a budget."""
+    return _significant(number, digits, ROUND_FLOOR)
+
+
+def _significant(number: float, digits: int, rounding: str) -> str:
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(repr(float(number)))
     return f"{float(rounded):.{digits}g}"
 
 

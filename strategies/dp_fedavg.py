@@ -218,6 +218,8 @@ class DPFedAvg(RoundStrategy):
         rounds: int,
         num_clients: int,
         ledger: str | Path,
+        name: str | None = None,
+        cap: PrivacyBudget | None = None,
         delta: float | None = None,
         sampling_rate: float | None = None,
         selection: Selection | None = None,
@@ -243,7 +245,10 @@ class DPFedAvg(RoundStrategy):
             rounds: Number of rounds.
             num_clients: Number of units in the roster; public.
             ledger: Its file or database URL.
-            delta: `num_clients ** -1.1` by default.
+            name: The training's name in the ledger; see `PrivacyLedger.open`.
+            cap: Largest total of all trainings in a ledger that is made now.
+            delta: By default half of what the ledger's account has left; `num_clients ** -1.1` in
+                a new one without a cap.
             sampling_rate: Probability of each client in each round; or give a `selection`.
             selection: Chooses the participants; its own releases are planned for, too.
             clipping_norm: L2 bound on one client's update; or give a `clipping`. Without both, it
@@ -263,6 +268,7 @@ class DPFedAvg(RoundStrategy):
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
                 on a private mean; no ledger was created.
             ValueError: If an argument is out of range or the budget can't be reached.
+            PrivacyBudgetExhausted: If the ledger's account has less left; nothing was spent.
         """
         _require_known(cls, options)
         options = read_arguments(options, hints_of(DPFedAvg.__init__))
@@ -273,7 +279,10 @@ class DPFedAvg(RoundStrategy):
             )
         if strategy is not None:
             refuse_unfit(strategy)
-        delta = default_delta(num_clients) if delta is None else delta
+        if delta is None:
+            delta = PrivacyLedger.delta_for(ledger, name=name, cap=cap)
+        if delta is None:
+            delta = default_delta(num_clients)
         if selection is None:
             selection = LawSelection(PoissonSampling(sampling_rate=sampling_rate or 0.0))
         values: dict[str, Any] = {
@@ -292,14 +301,14 @@ class DPFedAvg(RoundStrategy):
         }
         # Not every kind of plan has these fields: they are set only where they differ.
         defaults = {field.name: field.default for field in fields(CentralPlan)}
-        for name, value in (("unit", unit), ("units_per_node", units_per_node)):
-            if value != defaults[name]:
-                values[name] = value
+        for option, value in (("unit", unit), ("units_per_node", units_per_node)):
+            if value != defaults[option]:
+                values[option] = value
         plan = plan_of(cls.plan_class, values).calibrated()
         dp_sgd = options.get("record_plan") is not None
         if evaluation_of(evaluation, plan, strategy, dp_sgd=dp_sgd) is not None:
             options["evaluation"] = evaluation  # what is refused leaves no ledger
-        opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
+        opened = PrivacyLedger.open(ledger, plan, name=name, cap=cap, rng=options.get("rng"))
         try:
             wrapped = cls(strategy, plan=plan, ledger=opened, selection=selection, **options)
         except BaseException:

@@ -151,8 +151,8 @@ class PrivateLoop(RoundLoop):
                 raise
             raise PrivacyBudgetExhausted(
                 f"the ledger {self.ledger.location} is spent ({exhausted}): use the model of the "
-                "earlier run, go on from its checkpoint with resume(checkpoint), or name a new "
-                "ledger, whose epsilon adds to what these clients have spent here"
+                "earlier run, go on from its checkpoint with resume(checkpoint), or give a further "
+                "training a name= of its own, whose budget adds to this one's"
             ) from None
         finally:
             self.noise_stream.cut()  # memory holds no noise for longer than it is needed

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from fl_dp.accelerator.noise_source import NoiseSource
+from fl_dp.accounting import PrivacyBudget
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import UnitData, train_alone
@@ -116,6 +117,8 @@ def train_private(
     fit: Fit | None = None,
     strategy: Strategy | None = None,
     ledger: str | Path | None = None,
+    name: str | None = None,
+    cap: PrivacyBudget | None = None,
     progress: bool = True,
 ) -> PrivateModule:
     """Train a module over simulated clients; each release is differentially private.
@@ -137,7 +140,8 @@ def train_private(
             dealt evenly and at random.
         epsilon: Budget of the whole training.
         rounds: Number of rounds.
-        delta: Delta of the budget; by default the number of clients to the power of -1.1.
+        delta: Delta of the budget; by default half of what the ledger's account has left, and in a
+            new one without a cap the number of clients to the power of -1.1.
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
@@ -149,15 +153,23 @@ def train_private(
         fit: Trains a client in place of that SGD, without `learning_rate`, `epochs` and
             `batch_size`. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
-        ledger: File or database URL. None: a file that is thrown away, so a second training of the
+        ledger: File or database URL of the account of these clients, to which the budgets of all
+            trainings in it add up. None: a file that is thrown away, so a second training of the
             same data is not added to the first.
+        name: The training's name in the ledger. The same name and promise continue what was
+            interrupted; a new name is a further training, for example of `trained.model`.
+        cap: Largest total of all trainings in the ledger, fixed when it is made.
         progress: Whether to show a bar of rounds instead of Flower's log.
 
     Raises:
         ValueError: Data, module and arguments do not fit together; nothing was spent.
         TypeError: An argument has the wrong type; nothing was spent.
-        PrivacyBudgetExhausted: The ledger has nothing left.
+        PrivacyBudgetExhausted: The ledger has nothing left, or less than the budget.
     """
+    if ledger is None and (name, cap) != (None, None):
+        raise ValueError(
+            "name and cap are of a ledger that is kept: write ledger='ledger.db', or leave them out"
+        )
     parts, public = parts_of(clients, partition, test, dtype=dtype_of(module))
     samples = parts if public is None else [*parts, public]
     require_fitting(module, samples)
@@ -195,7 +207,14 @@ def train_private(
                 "data is not added to it. Write train_private(..., ledger='ledger.db') to keep it."
             )
         private = _strategy(
-            strategy, plan, budget, num_clients=len(parts), ledger=ledger, trained=names
+            strategy,
+            plan,
+            budget,
+            num_clients=len(parts),
+            trained=names,
+            ledger=ledger,
+            name=name,
+            cap=cap,
         )
         opened.callback(private.ledger.close)
         device = next(module.parameters()).device  # it trains in this process
@@ -270,15 +289,17 @@ def _strategy(
     budget: Mapping[str, Any],
     *,
     num_clients: int,
-    ledger: str | Path,
     trained: tuple[str, ...],
+    ledger: str | Path,
+    name: str | None,
+    cap: PrivacyBudget | None,
 ) -> DPFedAvg:
     if plan is None:
         arguments: dict[str, Any] = {"sampling_rate": _SAMPLING_RATE, "trained": trained}
-        arguments |= budget
-        return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **arguments)
+        arguments |= {"ledger": ledger, "name": name, "cap": cap} | dict(budget)
+        return DPFedAvg.with_budget(strategy, num_clients=num_clients, **arguments)
     ready = replace(plan.calibrated() if plan.is_draft else plan, trained=trained)
-    opened = PrivacyLedger.open(ledger, ready)
+    opened = PrivacyLedger.open(ledger, ready, name=name, cap=cap)
     try:
         return DPFedAvg(strategy, plan=ready, ledger=opened)
     except BaseException:

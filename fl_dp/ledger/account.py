@@ -22,7 +22,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, plan_from_dict
 from fl_dp.plan.ceiling import Neighbours, ceiling, largest_history
-from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
+from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta, floor
 
 from .entries import ANOTHER_VERSION, SCHEMA, require_printable, require_schema
 from .state import TrainingState
@@ -173,8 +173,8 @@ class AccountState:
         if budget.delta > left + (_ROUNDING - 1.0) * terms.delta:
             raise PrivacyBudgetExhausted(
                 f"delta {delta_rounded_up(budget.delta)} of the training '{name}' is more than the "
-                f"{max(left, 0.0):.3g} that is left of the {terms.delta:.3g} of the account "
-                f"{terms.name}: {self._remedy_of_delta()}"
+                f"{floor(max(left, 0.0), 3)} left of the account {terms.name}, which has "
+                f"{delta_rounded_up(terms.delta)}: {self._remedy_of_delta()}"
             )
         if terms.cap is None:
             return
@@ -191,8 +191,8 @@ class AccountState:
             cap = epsilon_at_delta(terms.cap, terms.delta)
             raise PrivacyBudgetExhausted(
                 f"the training '{name}' would spend epsilon {brief_epsilon(wanted)}, and "
-                f"{room:.6g} is left of the cap {cap} of the account {terms.name}: plan with at "
-                "most that, or not at all"
+                f"{floor(room, 6)} is left of the account {terms.name}, whose cap is {cap}: plan "
+                "with at most that, or not at all"
             )
 
     def _remedy_of_delta(self) -> str:

@@ -34,7 +34,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.promise import Enforcement, epsilon_at_delta
+from fl_dp.promise import Enforcement, delta_rounded_up, epsilon_at_delta
 
 from .account import AccountState, AccountTerms, first_entry
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
@@ -173,7 +173,7 @@ class PrivacyLedger(SpentLedger):
             return account.trainings[name].plan.budget.delta
         if account.left_of_delta <= 0.0:
             raise PrivacyBudgetExhausted(
-                f"no delta is left of the {account.terms.delta:.3g} of the account "
+                f"no delta is left of the {delta_rounded_up(account.terms.delta)} of the account "
                 f"{account.terms.name}, so no further training fits into it"
             )
         return account.left_of_delta / 2.0

@@ -64,7 +64,8 @@ def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, An
             return list(_differences(statement, _recomputed_record_statement(statement)))
         behind = entries_behind_statement(ledger, statement)
         # Rounds since then have spent more, which is no fault of the statement.
-        earlier = ledger.as_of(len(ledger.entries) - behind)
+        training = statement["account"]["training"]
+        earlier = ledger.as_of(len(ledger.entries) - behind, training=training)
         differences = list(_differences(statement, privacy_statement(earlier).to_dict()))
         if "records" in statement:
             records = statement["records"]

@@ -49,6 +49,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
     rows = [
         _promise(statement, nothing=nothing),
         *_so_far(statement),
+        ("account", _account(statement)),
         *_several_records(statement),
         ("unit", statement.unit),
         ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
@@ -246,6 +247,23 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
         )
     error = f"{rounded_up(2.0 * sums.slack)} of epsilon pays for lambda {ceiling(sums.slack, 3)}"
     return [*rows, ("shares as one Gaussian", error)]
+
+
+def _account(statement: PrivacyStatement) -> str:
+    """Return what all trainings of the account add up to, in words."""
+    account = statement.account
+    total = "no number"
+    if account.epsilon is not None:
+        total = f"epsilon {rounded_up(account.epsilon)} at delta {delta_rounded_up(account.delta)}"
+    cap = "" if account.cap is None else f", of a cap of {brief_epsilon(account.cap)}"
+    if account.trainings == 1:
+        together = f"'{account.training}', so far the only training of {account.name}"
+    else:
+        together = (
+            f"all {account.trainings} trainings of {account.name} together, each at its budget, "
+            f"with this one, '{account.training}'"
+        )
+    return f"{total}{cap}, for {together}"
 
 
 def _own_budgets(statement: PrivacyStatement) -> list[Row]:

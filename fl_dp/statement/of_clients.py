@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from fl_dp.accounting import PrivacyEvent, freeze
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import Plan
+from fl_dp.plan.ceiling import Neighbours
 from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
 
-from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
+from .promise import AccountClaims, OwnPromise, PrivacyStatement, SecureSumClaims
 from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
 from .several_records import several_records_of
 from .words import figure_of, neighbours_in_words, not_covered_of
@@ -76,6 +79,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
+        account=_account(ledger),
         secure_sums=_secure_sums(ledger),
         own_budgets=_own_budgets(ledger),
         hyper_parameters=chosen,
@@ -139,6 +143,20 @@ def _hyper_parameters(ledger: SpentLedger) -> str | None:
         return None
     paid = "at no charge" if choice.reserved is None else "its charge is among the releases"
     return f"{choice.chosen}, {choice.how}; {paid}"
+
+
+def _account(ledger: SpentLedger) -> AccountClaims:
+    """Return what all trainings of the account add up to."""
+    account, neighbours = ledger.account, Neighbours.of(ledger.plan)
+    total = account.total(neighbours)
+    return AccountClaims(
+        name=account.terms.name,
+        training=ledger.training,
+        trainings=len(account.trainings),
+        epsilon=total if math.isfinite(total) else None,
+        delta=account.terms.delta,
+        cap=account.terms.cap if neighbours == account.neighbours else None,
+    )
 
 
 def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:

@@ -171,6 +171,27 @@ class OwnPromise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AccountClaims:
+    """All trainings of a ledger's account together, for the statement's unit and neighbours.
+
+    Attributes:
+        name: The account's name.
+        training: Name of the statement's own training.
+        trainings: Number of trainings, this one included.
+        epsilon: Sum of their budgets; None: no bound is known.
+        delta: Delta of the sum.
+        cap: Largest epsilon that all trainings may have; None: no cap, or one on another unit.
+    """
+
+    name: str
+    training: str
+    trainings: int
+    epsilon: float | None
+    delta: float
+    cap: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacyStatement(Promise):
     """A training's promise to each of its clients, computed from its ledger alone.
 
@@ -196,6 +217,7 @@ class PrivacyStatement(Promise):
             a promise that trusts the server.
         hyper_parameters: How they were chosen, if the ledger knows; else None, and `not_covered`
             says so.
+        account: The account that the training belongs to.
     """
 
     sampling: str
@@ -214,6 +236,7 @@ class PrivacyStatement(Promise):
     randomness: tuple[str, ...]
     ledger: str
     anchor: LedgerAnchor
+    account: AccountClaims
     records: RecordStatement | None = None
     secure_sums: SecureSumClaims | None = None
     own_budgets: tuple[OwnPromise, ...] | None = None

@@ -105,7 +105,7 @@ NOT_COVERED_OF_CLIENTS = {
     "accuracy": "accuracy and loss on the test set, whose records have to be public",
     "traffic": "operator logs, timing and network traffic, which show who took part",
     "liars": "a malicious server, or clients that send something else than they should",
-    "runs": "the sum of this run and others on the same clients: their budgets add up",
+    "runs": "what other ledgers have spent on the same clients: it adds to this account's total",
     "best of many": (
         "anything against who learns of a training that was not kept, or how many there were: "
         "the server is trusted to hide both, and nodes that took part saw each model"

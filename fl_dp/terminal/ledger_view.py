@@ -31,6 +31,7 @@ from .sheets import sheet, write_sheet
 _COLUMNS = (
     "sequence",
     "kind",
+    "training",
     "run",
     "round",
     "attempt",
@@ -104,7 +105,7 @@ def ledger_table(ledger: SpentLedger) -> Table:
     rows = []
     for entry in ledger.entries:
         with _shown(entry):
-            text = _describe(entry.fields)
+            text = _of_training(ledger, entry, _describe(entry.fields))
         rows.append((str(entry.sequence), entry.kind, text, entry.hash[:12]))
     return sheet(ledger.location, ("entry", "kind", "what", "hash"), rows)
 
@@ -127,6 +128,7 @@ def folded_table(ledger: SpentLedger) -> Table:
             continue
         with _shown(entry):
             row = _row_of(entry, released)
+            row.description = _of_training(ledger, entry, row.description)
         if not rows or not rows[-1].takes_in(row):
             rows.append(row)
     shown = [(_span(row.first, row.last), row.text) for row in rows]
@@ -192,6 +194,13 @@ def _row_of(entry: LedgerEntry, released: set[int]) -> _Row:
     description = f"{describe_event(event_from_dict(fields))}{attempt}; {outcome}"
     rounds = (fields["round"], fields["round"])
     return _Row(description=description, first=at, last=at, rounds=rounds)
+
+
+def _of_training(ledger: SpentLedger, entry: LedgerEntry, text: str) -> str:
+    """Return a text with its training's name, where the account has several."""
+    if len(ledger.account.trainings) == 1:
+        return text
+    return f"{entry.fields['training']}: {text}"
 
 
 def _span(first: int, last: int) -> str:

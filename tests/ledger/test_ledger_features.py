@@ -414,8 +414,8 @@ def test_an_entry_that_this_version_can_not_read_is_refused(
         (FIRST | {"plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
         (FIRST | {"plan": {}}, "can't be read"),
         (FIRST | {"account": ACCOUNT | {"delta": 2.0}}, "delta must lie in"),
-        (FIRST | {"account": ACCOUNT | {"cap": 0.5}}, r"is left of the cap epsilon 0\.5"),
-        (FIRST | {"account": ACCOUNT | {"delta": 1e-9}}, "is more than the 1e-09"),
+        (FIRST | {"account": ACCOUNT | {"cap": 0.5}}, r"whose cap is epsilon 0\.5"),
+        (FIRST | {"account": ACCOUNT | {"delta": 1e-9}}, "is more than the 1e-09 left"),
     ],
 )
 def test_a_ledger_that_starts_otherwise_is_refused(

@@ -20,10 +20,10 @@ from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerGauge:
-    """One account of one ledger.
+    """One account of a node's ledger, or one training of a server's.
 
     Attributes:
-        ledger: Its file or database, without a password.
+        ledger: Its file or database, without a password, and the training's name if it has several.
         kind: `training` for a server's ledger, `node` for a node's; empty if it can't be read.
         account: Number of the account within a node's ledger, from 1; no site is named.
         unit: `client` or `record`.
@@ -61,17 +61,27 @@ def gauges_of(location: str) -> list[LedgerGauge]:
             with NodeLedger.read(location) as node:
                 return _of_node(node)
         with SpentLedger.read(location) as ledger:
-            return [_of_training(ledger)]
+            return _of_account(ledger)
     except LedgerCorrupted as error:
         return [LedgerGauge(ledger=_name(location), problem=str(error), altered=True)]
     except (OSError, ValueError, RuntimeError) as error:
         return [LedgerGauge(ledger=_name(location), problem=str(error))]
 
 
-def _of_training(ledger: SpentLedger) -> LedgerGauge:
+def _of_account(ledger: SpentLedger) -> list[LedgerGauge]:
+    if len(ledger.account.trainings) == 1:
+        return [_of_training(ledger, ledger.location)]
+    gauges: list[LedgerGauge] = []
+    for name in ledger.account.trainings:
+        training = ledger.as_of(len(ledger.entries), training=name)
+        gauges.append(_of_training(training, f"{ledger.location}: {name}"))
+    return gauges
+
+
+def _of_training(ledger: SpentLedger, name: str) -> LedgerGauge:
     budget = ledger.plan.budget
     return LedgerGauge(
-        ledger=ledger.location,
+        ledger=name,
         kind="training",
         unit=ledger.plan.unit,
         spent=ledger.epsilon().best,
