@@ -23,8 +23,9 @@ class OptionError(ValueError):
     """An option has an invalid value.
 
     Attributes:
-        options: Names of the options that the error is about, the Python argument or the Hydra key
-            of each; several exclude each other.
+        option: Name of the option that the error is about, its Python argument or its Hydra key;
+            None if it is about none.
+        others: Further options, where several exclude each other.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class OptionError(ValueError):
     ) -> None:
         """Take the text, which names the option, and by itself the option, or all of several."""
         super().__init__(text)
-        self.options = tuple(options) if option is None else (option,)
+        first, *others = (option,) if option is not None else tuple(options) or (None,)
+        self.option = first
+        self.others = tuple(others)
 
     @property
-    def option(self) -> str | None:
-        """The first of the options; None if the error is about none."""
-        return next(iter(self.options), None)
+    def options(self) -> tuple[str, ...]:
+        """All options that the error is about."""
+        return () if self.option is None else (self.option, *self.others)
 
 
 class ArgumentError(OptionError, TypeError):

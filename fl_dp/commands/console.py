@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console, RenderableType
 
+from fl_dp.option_errors import OptionError
 from fl_dp.terminal.live import shows_live
 
 from .extras import with_its_extra
@@ -42,14 +43,16 @@ def exit_on_errors(*, as_json: bool = False) -> Iterator[None]:
     Status 2 is for wrong input or a missing file, 1 for a ledger that was altered.
 
     Args:
-        as_json: Whether to print the error as a document as well.
+        as_json: Whether to print the error, and the options that it is about, as a document as
+            well.
     """
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
         text = with_its_extra(error)
         if as_json:
-            print_json({"error": text})
+            options = error.options if isinstance(error, OptionError) else ()
+            print_json({"error": text, "options": list(options)})
         fail(text, status=2)
     except RuntimeError as error:
         from fl_dp.ledger import LedgerCorrupted

@@ -72,7 +72,7 @@ def stats(
     Writes `runs/NAME/`: `statistic.json` (the answer, its errors and its price), `ledger.db`,
     `privacy.json`, `privacy.md`, `config.yaml`, `run.log`.
     """
-    with exit_on_errors():
+    with exit_on_errors(as_json=as_json):
         from .jobs import find_jobs
 
         overrides = _overrides(query, words or [])

@@ -49,25 +49,25 @@ def is_tunable(setting: Field[Any]) -> bool:
 def positive(key: str, value: float | None) -> None:
     """Check that a number is null, or positive and finite."""
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise OptionError(f"{key} must be positive and finite, got {value}")
+        raise OptionError(f"{key} must be positive and finite, got {value}", option=key)
 
 
 def at_least(key: str, value: int | None, least: int) -> None:
     """Check that a whole number is null or not too small."""
     if value is not None and value < least:
-        raise OptionError(f"{key} must be at least {least}, got {value}")
+        raise OptionError(f"{key} must be at least {least}, got {value}", option=key)
 
 
 def fraction(key: str, value: float | None, meaning: str) -> None:
     """Check that a number is null or lies in (0, 1]; `meaning` explains it in the error."""
     if value is not None and not 0.0 < value <= 1.0:
-        raise OptionError(f"{key} must lie in (0, 1], got {value}: {meaning}")
+        raise OptionError(f"{key} must lie in (0, 1], got {value}: {meaning}", option=key)
 
 
 def between_0_and_1(key: str, value: float | None) -> None:
     """Check that a number is null or lies in (0, 1)."""
     if value is not None and not 0.0 < value < 1.0:
-        raise OptionError(f"{key} must lie in (0, 1), got {value}")
+        raise OptionError(f"{key} must lie in (0, 1), got {value}", option=key)
 
 
 def absolute(key: str, path: str | None) -> None:
@@ -75,7 +75,8 @@ def absolute(key: str, path: str | None) -> None:
     if path is not None and not Path(path).is_absolute():
         raise OptionError(
             f"{key} must be absolute, got '{path}': write the whole path, as in "
-            f"{key}=/srv/{Path(path).name}"
+            f"{key}=/srv/{Path(path).name}",
+            option=key,
         )
 
 
@@ -87,13 +88,17 @@ def rises(values: Sequence[float]) -> bool:
 def ordered_pair(key: str, values: list[float] | None) -> None:
     """Check that a list is null or two finite numbers, the lower first."""
     if values is not None and not rises(values):
-        raise OptionError(f"{key} must be two numbers, the lower first, like [0, 5], got {values}")
+        raise OptionError(
+            f"{key} must be two numbers, the lower first, like [0, 5], got {values}", option=key
+        )
 
 
 def distinct(key: str, values: list[str] | None, *, least: int) -> None:
     """Check that a list is null or holds `least` names or more, no two alike."""
     if values is not None and (len(values) < least or len(set(values)) < len(values)):
-        raise OptionError(f"{key} must be at least {least} different names, got {values}")
+        raise OptionError(
+            f"{key} must be at least {least} different names, got {values}", option=key
+        )
 
 
 def choices(group: str, settings: object) -> None:
@@ -108,7 +113,9 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
     """Check that a name is null or one of a few."""
     if value is not None and value not in allowed:
         nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, allowed, 1))
-        raise OptionError(f"{key} must be one of {', '.join(allowed)}, got '{value}'{nearest}")
+        raise OptionError(
+            f"{key} must be one of {', '.join(allowed)}, got '{value}'{nearest}", option=key
+        )
 
 
 Positive = Annotated[float, positive]

@@ -98,12 +98,14 @@ class TaskSettings:
         if self.records_per_client is not None and self.partition not in ("iid", "natural"):
             raise OptionError(
                 "task.records_per_client is for task.partition=iid or natural, got "
-                f"task.partition={self.partition}: leave it out"
+                f"task.partition={self.partition}: leave it out",
+                option="task.records_per_client",
             )
         if self.validation and self.partition == "nodes":
             raise OptionError(
                 "task.validation holds out training rows, and with task.partition=nodes "
-                "the server has none: leave it out"
+                "the server has none: leave it out",
+                option="task.validation",
             )
         self._check_own_data()
 
@@ -127,7 +129,8 @@ class TaskSettings:
             if not self.is_own and getattr(self, key) != default:
                 raise OptionError(
                     f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
-                    f"leave it out of task={self.name}"
+                    f"leave it out of task={self.name}",
+                    option=f"task.{key}",
                 )
         distinct("task.classes", self.classes, least=2)
         of_classes = self.classes or self.name == "folder" or self.partition == "dirichlet"
@@ -135,38 +138,46 @@ class TaskSettings:
             raise OptionError(
                 "task.label_range must be two numbers, the lower first, like [0, 5], of a label "
                 "without classes: leave out task.classes, task=folder and "
-                f"task.partition=dirichlet, got {self.label_range}"
+                f"task.partition=dirichlet, got {self.label_range}",
+                option="task.label_range",
             )
         distinct("task.columns", self.columns, least=1)
         for key, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):
                 raise OptionError(
                     f"task.columns has '{column}', which is task.{key}_column: it can't "
-                    "be a feature, leave it out of one of them"
+                    "be a feature, leave it out of one of them",
+                    option="task.columns",
                 )
         is_by_column = self.name in ("csv", "parquet") and self.partition == "natural"
         if is_by_column and self.client_column is None:
             raise OptionError(
                 "task.partition=natural takes the clients from the table: write "
-                "task.client_column too, the column that names each row's client"
+                "task.client_column too, the column that names each row's client",
+                option="task.client_column",
             )
         if self.client_column == self.label_column:
-            raise OptionError(f"task.client_column and task.label_column are both '{column}'")
+            raise OptionError(
+                f"task.client_column and task.label_column are both '{column}'",
+                option="task.client_column",
+            )
         shape = [1, 1, 1] if self.image_shape is None else self.image_shape
         if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
             raise OptionError(
                 "task.image_shape must be [channels, height, width] with 1 or 3 channels, "
-                f"got {self.image_shape}"
+                f"got {self.image_shape}",
+                option="task.image_shape",
             )
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise OptionError(
                 "task.mean and task.std belong together: write as many numbers in both, got "
-                f"{self.mean} and {self.std}"
+                f"{self.mean} and {self.std}",
+                option="task.mean",
             )
         for std in self.std or ():
             positive("task.std", std)
         if not all(map(math.isfinite, self.mean or ())):
-            raise OptionError(f"task.mean must be finite, got {self.mean}")
+            raise OptionError(f"task.mean must be finite, got {self.mean}", option="task.mean")
         between_0_and_1("task.test_fraction", self.test_fraction)
 
 
@@ -208,5 +219,6 @@ class ModelSettings:
         if self.lora_rank is None and self.lora_train != "b":
             raise OptionError(
                 f"model.lora_train={self.lora_train} is for LoRA: write "
-                "model.lora_rank=4 too, or leave it out"
+                "model.lora_rank=4 too, or leave it out",
+                option="model.lora_train",
             )

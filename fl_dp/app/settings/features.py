@@ -69,17 +69,20 @@ class ScatteringSettings(FeaturesSettings):
         if self.shrink is not None and self.shrink > (self.project or 0):
             raise OptionError(
                 f"features.shrink={self.shrink} is of the directions that are kept: write "
-                f"features.project of at least that, got {self.project}"
+                f"features.project of at least that, got {self.project}",
+                option="features.shrink",
             )
         if self.statistics is not None and (self.public or self.project):
             raise OptionError(
                 "features.statistics is in place of features.public, features.project and "
-                "features.shrink: leave these out"
+                "features.shrink: leave these out",
+                option="features.statistics",
             )
         if self.project and not self.public:
             raise OptionError(
                 "features.project needs public records to find directions in: write "
-                "features.public=10000, or features.statistics of others"
+                "features.public=10000, or features.statistics of others",
+                option="features.project",
             )
 
 
@@ -112,7 +115,8 @@ class CheckpointSettings(ScatteringSettings):
         if self.file is None or ":" not in (self.module or ""):
             raise OptionError(
                 "features=checkpoint needs features.file=/absolute/encoder.safetensors and "
-                f"features.module=package.module:function, got {self.file} and {self.module}"
+                f"features.module=package.module:function, got {self.file} and {self.module}",
+                option="features.file",
             )
 
 
@@ -147,7 +151,8 @@ class PatchesSettings(ScatteringSettings):
         if not self.public and self.statistics is None:
             raise OptionError(
                 "features=patches draws windows of public records: write "
-                "features.public=10000, or features.statistics of another run"
+                "features.public=10000, or features.statistics of another run",
+                option="features.public",
             )
 
 

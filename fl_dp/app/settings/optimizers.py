@@ -98,7 +98,8 @@ class FedAdagradSettings(ServerOptimizerSettings):
         if not 0.0 < self.tau < float("inf"):
             raise OptionError(
                 f"server_optimizer.tau must be positive and finite, got {self.tau}: write for "
-                "example 0.001, a tenth of a coordinate's mean update or less"
+                "example 0.001, a tenth of a coordinate's mean update or less",
+                option="server_optimizer.tau",
             )
 
     def make(self) -> Strategy:
@@ -190,7 +191,8 @@ def _let_fall(strategy: Strategy, rounds: int) -> None:
 def _decay(key: str, value: float, *, usual: float) -> None:
     if not 0.0 <= value < 1.0:
         raise OptionError(
-            f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example {usual}"
+            f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example {usual}",
+            option=f"server_optimizer.{key}",
         )
 
 

@@ -59,7 +59,8 @@ def option_of(group: str, values: Mapping[str, Any]) -> Any:
         if getattr(option, field) == values.get(field):
             return option
     raise OptionError(
-        f"{group}.{field} must name one of {', '.join(options)}, got {values.get(field)!r}"
+        f"{group}.{field} must name one of {', '.join(options)}, got {values.get(field)!r}",
+        option=group,
     )
 
 

@@ -82,9 +82,10 @@ class RecoverySettings:
             if value != field.default:
                 unused.append(f"recovery.{field.name}={value}")
         if unused:
-            raise ValueError(
+            raise OptionError(
                 f"{', '.join(unused)} is for an attack, and none is asked for: write "
-                "experiment=data_recovery too, or leave it out"
+                "experiment=data_recovery too, or leave it out",
+                options=[text.partition("=")[0] for text in unused],
             )
 
     @property

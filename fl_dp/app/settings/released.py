@@ -43,7 +43,8 @@ class MetricsSettings:
         if self.accuracy is not None and not 0.0 <= self.accuracy[0] < self.accuracy[1] <= 1.0:
             raise OptionError(
                 "metrics.accuracy is a share of the records, which lies in [0, 1]: write [0, 1], "
-                f"got {self.accuracy}"
+                f"got {self.accuracy}",
+                option="metrics.accuracy",
             )
         positive("metrics.scalar_noise_std", self.scalar_noise_std)
         at_least("metrics.evaluate_every", self.evaluate_every, 1)

@@ -89,7 +89,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the values."""
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+            raise OptionError(f"seed must lie in [0, 2^63), got {self.seed}", option="seed")
         at_least("rounds", self.rounds, 1)
         choices("", self)
         require_fitting(self.privacy, self)
@@ -100,14 +100,17 @@ class Settings:
         if self.weight_cap is None and self.total_weight is not None:
             raise OptionError(
                 "total_weight is about weights: give weight_cap, the records that earn the full "
-                "weight"
+                "weight",
+                option="total_weight",
             )
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
-            raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+            raise OptionError(
+                f"run_name must be a plain folder name, got '{self.run_name}'", option="run_name"
+            )
         require_compatible(EVERY_RUN, self)
 
     @property
@@ -130,7 +133,8 @@ class Settings:
         if not isinstance(self.privacy, PromiseSettings):
             raise OptionError(
                 f"privacy={self.privacy.mode} promises nothing to clients: write for "
-                "example privacy=central"
+                "example privacy=central",
+                option="privacy",
             )
         return self.privacy
 
@@ -142,7 +146,7 @@ class Settings:
             ValueError: If clients train without it.
         """
         if not isinstance(self.dp_sgd, DPSGDOnSettings):
-            raise OptionError("clients train without DP-SGD: write dp_sgd=on")
+            raise OptionError("clients train without DP-SGD: write dp_sgd=on", option="dp_sgd")
         return self.dp_sgd
 
     @property

@@ -48,17 +48,20 @@ class SimulationSettings:
         self._check_ray_address()
         if self.engine == "in_process" and self.workers is not None:
             raise OptionError(
-                f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out"
+                f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out",
+                option="simulation.workers",
             )
         if not 0.0 <= self.delay_spread <= _LARGEST_SPREAD:
             raise OptionError(
                 f"simulation.delay_spread must lie in [0, {_LARGEST_SPREAD:g}], got "
-                f"{self.delay_spread}"
+                f"{self.delay_spread}",
+                option="simulation.delay_spread",
             )
         if self.delay_spread and self.engine != "in_process":
             raise OptionError(
                 f"simulation.delay_spread={self.delay_spread:g} needs a clock that does not "
-                "wait: write simulation.engine=in_process"
+                "wait: write simulation.engine=in_process",
+                option="simulation.delay_spread",
             )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)
@@ -67,14 +70,19 @@ class SimulationSettings:
         elif self.units_per_node != "auto":
             raise OptionError(
                 "simulation.units_per_node must be a whole number or auto, got "
-                f"'{self.units_per_node}'"
+                f"'{self.units_per_node}'",
+                option="simulation.units_per_node",
             )
         if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
-            raise OptionError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
+            raise OptionError(
+                f"simulation.num_gpus must not be negative, got {self.num_gpus}",
+                option="simulation.num_gpus",
+            )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise OptionError(
                 "simulation.num_gpus must be a share up to 1 or a whole number, "
-                f"got {self.num_gpus}"
+                f"got {self.num_gpus}",
+                option="simulation.num_gpus",
             )
 
     def _check_ray_address(self) -> None:
@@ -85,7 +93,8 @@ class SimulationSettings:
         if not is_valid or self.engine not in ("auto", "cluster"):
             raise OptionError(
                 "simulation.ray_address is auto or HOST:PORT, and goes together with "
-                f"simulation.engine=cluster alone, got {address} and '{self.engine}'"
+                f"simulation.engine=cluster alone, got {address} and '{self.engine}'",
+                option="simulation.ray_address",
             )
 
     @property

@@ -51,7 +51,8 @@ class StatisticSettings:
         if name not in ("labels", "records") or (dot and (name, feature.isdecimal()) != _FEATURE):
             raise OptionError(
                 "statistic.values must be labels, records, or one feature of the records such as "
-                f"records.3, got '{self.values}'"
+                f"records.3, got '{self.values}'",
+                option="statistic.values",
             )
         self._check_range()
         if self.query is None:
@@ -65,25 +66,29 @@ class StatisticSettings:
             if getattr(self, setting.name) != setting.default
         ]
         if written:
-            raise ValueError(
+            raise OptionError(
                 f"{', '.join(written)} is for a statistic, and none is asked for: write statistic."
-                "query too, or leave it out"
+                "query too, or leave it out",
+                options=[text.partition("=")[0] for text in written],
             )
 
     def _check_range(self) -> None:
         if (self.low is None) != (self.high is None):
             raise OptionError(
-                "statistic.low and statistic.high go together: write both, or neither"
+                "statistic.low and statistic.high go together: write both, or neither",
+                option="statistic.low",
             )
         if self.low is not None and self.high is not None:
             if not (math.isfinite(self.high - self.low) and self.low < self.high):
                 raise OptionError(
                     "statistic.low must be below statistic.high, and both finite, got "
-                    f"{self.low} and {self.high}"
+                    f"{self.low} and {self.high}",
+                    option="statistic.low",
                 )
             if self.edges is not None:
                 raise OptionError(
-                    "statistic.edges says where bins begin and end: leave low and high out"
+                    "statistic.edges says where bins begin and end: leave low and high out",
+                    option="statistic.edges",
                 )
 
     @property

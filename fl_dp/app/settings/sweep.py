@@ -75,12 +75,17 @@ class SweepSettings:
             value = getattr(self, key)
             if value is not None and type(value) is not kind:  # from a file, without types
                 wanted = "a whole number" if kind is int else "a text"
-                raise OptionError(f"sweep.{key} must be {wanted}, got {value!r}")
+                raise OptionError(
+                    f"sweep.{key} must be {wanted}, got {value!r}", option=f"sweep.{key}"
+                )
         for key in ("values", "only", "panels"):
             distinct(f"sweep.{key}", getattr(self, key), least=1)
         at_least("sweep.side_by_side", self.side_by_side, 1)
         if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
-            raise OptionError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
+            raise OptionError(
+                f"sweep.seeds must be different whole numbers, got {self.seeds}",
+                option="sweep.seeds",
+            )
         _require_names("sweep.panels", self.panels or (), PANELS)
         if not self.curves:
             self._require_empty()
@@ -107,9 +112,10 @@ class SweepSettings:
             ValueError: If it is an experiment; the text says what to write.
         """
         if self.curves:
-            raise ValueError(
+            raise OptionError(
                 f"this is an experiment of many trainings ({', '.join(self.chosen)}): add -m, as "
-                "in `fl-dp run -m experiment=NAME`, or leave the experiment out"
+                "in `fl-dp run -m experiment=NAME`, or leave the experiment out",
+                option="experiment",
             )
 
     def axis_of(self, curve: CurveSettings) -> str | None:
@@ -123,9 +129,10 @@ class SweepSettings:
         names = [setting.name for setting in fields(self) if setting.name != "side_by_side"]
         written = [f"sweep.{name}={getattr(self, name)}" for name in names if getattr(self, name)]
         if written:
-            raise ValueError(
+            raise OptionError(
                 f"{', '.join(written)} is for an experiment, and there is none: write -m "
-                "experiment=NAME too, or leave it out"
+                "experiment=NAME too, or leave it out",
+                options=[text.partition("=")[0] for text in written],
             )
 
     def _check(self, key: str, curve: CurveSettings) -> None:
@@ -134,25 +141,34 @@ class SweepSettings:
         _require_names(f"{key}.formula", formulas, FORMULAS)
         if curve.at is not None:
             if curve.values or curve.axis or curve.formula:
-                raise ValueError(
+                raise OptionError(
                     f"{key}.at={curve.at} is the one place of a curve that does not move: leave "
-                    "its values, axis and formula out"
+                    "its values, axis and formula out",
+                    option=f"{key}.at",
                 )
             try:
                 position = float(curve.at)
             except ValueError:
                 position = math.nan
             if math.isnan(position):
-                raise ValueError(f"{key}.at must be a number, or inf, got '{curve.at}'")
+                raise OptionError(
+                    f"{key}.at must be a number, or inf, got '{curve.at}'", option=f"{key}.at"
+                )
         if self.axis is None:
             if curve.at or curve.values or curve.axis or curve.formula:
-                raise OptionError(f"{key} has a place on an axis, and sweep.axis is null")
+                raise OptionError(
+                    f"{key} has a place on an axis, and sweep.axis is null", option=key
+                )
         elif curve.at is None and not (curve.values or self.values):
-            raise OptionError(f"{key} has no values, and sweep.values is null: write either")
+            raise OptionError(
+                f"{key} has no values, and sweep.values is null: write either", option=key
+            )
 
 
 def _require_names(key: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     for name in names:
         if name not in allowed:
             near = "".join(f": did you mean {n}?" for n in get_close_matches(name, allowed, 1))
-            raise ValueError(f"{key} must be of {', '.join(allowed)}, got '{name}'{near}")
+            raise OptionError(
+                f"{key} must be of {', '.join(allowed)}, got '{name}'{near}", option=key
+            )

@@ -37,7 +37,8 @@ class TrackingSettings:
         choices("tracking", self)
         if self.metrics_port is not None and not 1 <= self.metrics_port <= _LAST_PORT:
             raise OptionError(
-                f"tracking.metrics_port must lie in [1, {_LAST_PORT}], got {self.metrics_port}"
+                f"tracking.metrics_port must lie in [1, {_LAST_PORT}], got {self.metrics_port}",
+                option="tracking.metrics_port",
             )
 
     @property
@@ -60,7 +61,7 @@ class TrackingSettings:
         Raises:
             ValueError: If there is no tracker.
         """
-        raise OptionError(f"tracking={self.name} has no tracker: name one")
+        raise OptionError(f"tracking={self.name} has no tracker: name one", option="tracking")
 
 
 @dataclass(kw_only=True)
@@ -93,7 +94,10 @@ class ProjectSettings(TrackingSettings):
         """Check the values."""
         super().__post_init__()
         if not self.project or not self.project.isprintable():
-            raise OptionError(f"tracking.project must be a plain name, got {self.project!r}")
+            raise OptionError(
+                f"tracking.project must be a plain name, got {self.project!r}",
+                option="tracking.project",
+            )
 
     @property
     def online(self) -> bool:
@@ -121,13 +125,15 @@ class MLflowSettings(ProjectSettings):
         if self.online and not self.remote:
             raise OptionError(
                 "tracking.mode=online is for trackers on other machines: write the address of "
-                "MLflow as tracking.uri too, or leave it out"
+                "MLflow as tracking.uri too, or leave it out",
+                option="tracking.mode",
             )
         if self.remote and not self.online:
             # Closed by default: only this word lets anything leave the machine.
             raise OptionError(
                 "tracking.uri is on another machine, and tracking.mode is offline: write "
-                "tracking.mode=online too, or leave tracking.uri out"
+                "tracking.mode=online too, or leave tracking.uri out",
+                option="tracking.uri",
             )
 
     @property
@@ -169,14 +175,16 @@ def _check_uri(uri: str) -> None:
     if secret is not None or "@" in uri:
         raise OptionError(
             "tracking.uri holds a user or a password, which the run's folder would keep: put "
-            "them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the environment"
+            "them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the environment",
+            option="tracking.uri",
         )
     remote = scheme in ("http", "https") and host
     database = scheme == "sqlite" and uri.startswith("sqlite:////")
     if not (remote or database):
         raise OptionError(
             "tracking.uri must be like https://mlflow.example.org or "
-            f"sqlite:////a/folder/mlflow.db (an absolute path), got '{uri}'"
+            f"sqlite:////a/folder/mlflow.db (an absolute path), got '{uri}'",
+            option="tracking.uri",
         )
 
 

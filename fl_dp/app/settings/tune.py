@@ -71,9 +71,10 @@ class TuneSettings:
             field.name for field in fields(self) if getattr(self, field.name) != field.default
         }
         if self.candidates is None and changed:
-            raise ValueError(
+            raise OptionError(
                 f"tune.{min(changed)} is for a choice among candidates: write `fl-dp tune "
-                "KEY=A,B`, or leave it out"
+                "KEY=A,B`, or leave it out",
+                option=f"tune.{min(changed)}",
             )
         if self.chosen is not None and self.chosen not in (self.candidates or ()):
             raise OptionError(

@@ -387,7 +387,7 @@ class Dashboard:
         try:
             price = self._starter.price(work)
         except NotPriced as error:
-            field = field_of(str(error), form, kind, own_data=bool(self.data))
+            field = field_of(error.options, form, kind, own_data=bool(self.data))
             wrong = WrongField(field=field, text=str(error))
             return self._form_page(request, form, wrong=[wrong])
         return self._form_page(request, form, price=price)

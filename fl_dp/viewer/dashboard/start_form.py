@@ -7,7 +7,7 @@ a training whose hyper-parameters are chosen first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -163,13 +163,12 @@ def experiments(kind: Kind) -> tuple[str, ...]:
 RUN_NAME = "run_name"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SEVERAL = re.compile(r"[\w.]+=[^\[\]\"',]+(,[^\[\]\"',]+)+")  # values of a number or a choice
-_OPTION = re.compile(r"(?<![\w.])(?P<name>[a-z]\w*(\.\w+)*)(?P<value>=?)")
 _NULL = re.compile(r"\b[Nn]ull\b")
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?|[+-]?inf")
 
 
 def without_null(text: str) -> str:
-    """A settings text in the form's words: YAML's null is a field that is not set."""
+    """A key's help in the form's words: YAML's null is a field that is not set."""
     return _NULL.sub('"not set"', text)
 
 
@@ -184,7 +183,7 @@ class WrongField(Exception):
     def __init__(self, *, field: str, text: str) -> None:
         """Take the field and the reason."""
         super().__init__(text)
-        self.field, self.text = field, without_null(text)
+        self.field, self.text = field, text
 
 
 class WrongForm(Exception):
@@ -300,7 +299,7 @@ def read_form(
             settings, trainings = _composed(kind, list(overrides.values()))
             break
         except ConfigError as error:
-            field = field_of(str(error), form, kind, own_data=bool(data))
+            field = field_of(error.options, form, kind, own_data=bool(data))
             if field in overrides or not wrong:
                 wrong.append(WrongField(field=field, text=str(error)))
             if field not in overrides:
@@ -417,23 +416,20 @@ def _with_candidates(overrides: Sequence[str]) -> list[str]:
 
 
 def field_of(
-    error: str,
+    options: Iterable[str],
     form: Mapping[str, str],
     kind: Kind = TRAINING,
     *,
     own_data: bool = False,
 ) -> str:
-    """An error's field: the first that it names and that was filled, else the first.
+    """The field of an error's options: the first that was filled, else the first; empty: none.
 
-    An error names keys in full or by their last word; without one, there is no field.
+    An option is a key, or its last word where the library refuses its own argument.
     """
-    fields = [*offered(kind, own_data=own_data), *kind.groups]
+    fields = [EXPERIMENT, *offered(kind, own_data=own_data), *kind.groups]
     if own_data:
         fields.append(DATA)
-    named: list[str] = []
-    for word in _OPTION.finditer(error):
-        if word.start() == 0 or word["value"] or set("._") & set(word["name"]):  # no plain word
-            named += [name for name in fields if f".{name}".endswith(f".{word['name']}")]
+    named = [name for option in options for name in fields if f".{name}".endswith(f".{option}")]
     filled = [name for name in named if form.get(name, "").strip()]
     return next(iter([*filled, *named]), "")
 

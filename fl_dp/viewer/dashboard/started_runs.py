@@ -33,7 +33,16 @@ _SIGNS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
 
 class NotPriced(Exception):
-    """A simulation can't be priced; the text gives the reason."""
+    """A simulation can't be priced; the text gives the reason.
+
+    Attributes:
+        options: Keys that the reason is about.
+    """
+
+    def __init__(self, text: str, options: Sequence[str] = ()) -> None:
+        """Take the reason and its keys."""
+        super().__init__(text)
+        self.options = tuple(options)
 
 
 class NotStarted(Exception):
@@ -227,15 +236,16 @@ class StartedRuns:
         except subprocess.TimeoutExpired:
             raise NotPriced(f"no price after {_LONGEST_PRICING:.0f} seconds") from None
         lines = answer.stderr.splitlines()
-        if answer.returncode != 0:
-            errors = _with_prefix(lines, "error: ")
-            if errors:
-                raise NotPriced(errors[-1])
-            raise NotPriced(f"`fl-dp {arguments[0]}` ended {answer.returncode}")
-        try:
+        document: dict[str, Any] = {}
+        with suppress(ValueError):
             document = json.loads(answer.stdout)
-        except ValueError:
-            raise NotPriced(f"`fl-dp {arguments[0]}` printed no JSON") from None
+        if answer.returncode != 0:
+            errors = _with_prefix(lines, "error: ") or [
+                f"`fl-dp {arguments[0]}` ended {answer.returncode}"
+            ]
+            raise NotPriced(document.get("error", errors[-1]), document.get("options", ()))
+        if not document:
+            raise NotPriced(f"`fl-dp {arguments[0]}` printed no JSON")
         return document, tuple(_with_prefix(lines, "warning: "))
 
 

@@ -354,6 +354,15 @@ def test_what_the_command_line_refuses_is_refused_with_its_words(tmp_path: Path)
         StartedRuns(root=tmp_path, command=command).price(read_form({}))
 
 
+def test_what_the_command_line_refuses_stands_at_its_option(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    said = '{"error": "no law of that many: write 3", "options": ["rounds"]}'
+    started = StartedRuns(root=tmp_path, command=["sh", "-c", f"echo '{said}'; exit 2"])
+    client = reader(dashboard_of(tmp_path / "runs", started=started).site())
+    page = priced(client, rounds="9", seed="1")
+    assert re.search(r'id="e-rounds"[^>]*>no law of that many: write 3', page)
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None:
