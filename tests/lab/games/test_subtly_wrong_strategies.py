@@ -17,7 +17,7 @@ import pytest
 from distinguishing_game import COHORT_SIZE, GAMES, SENT, audit_strategy
 from game_subjects import FlDp, Subject
 from numpy.typing import NDArray
-from wrong_systems import Draws, ShuffledDeck, one_draw_for_both_halves, stream_by
+from wrong_systems import ShuffledDeck, noise_by, one_draw_for_both_halves
 
 from fl_dp.accounting import PoissonSampling
 from fl_dp.lab.audit.cohorts import COHORTS
@@ -34,17 +34,6 @@ ROWS_OF_NOISE = (GAMES[0].name, SIZE_OF_NOISE, NEW_NOISE, NEW_COORDINATES)  # of
 
 
 # --- noise --------------------------------------------------------------------------------------
-
-
-def noise_by(draw: Draws) -> type[PrivateLoop]:
-    class Wrong(PrivateLoop):
-        """Draws its noise that way."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.noise_stream = stream_by(draw)
-
-    return Wrong
 
 
 def from_16_bits(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
@@ -119,7 +108,7 @@ class EachCoordinateClipped(PrivateLoop):
         total, norm = opened.sums.updates, self.plan.release.clipping.first_norms[0]
         values_of = total._values_of
         total._values_of = lambda unit: [np.clip(each, -norm, norm) for each in values_of(unit)]
-        total._clipping_factor = lambda group, length, bound: 1.0
+        total._clipping_norms = (math.inf,)
         return opened
 
 
@@ -129,9 +118,7 @@ class EachArrayClippedToTheWhole(PrivateLoop):
     def make_mode(self, *given: Any) -> Any:
         opened: Any = super().make_mode(*given)
         total = opened.sums.updates
-        total._clipping_factor = lambda group, length, bound: min(
-            1.0, total.sensitivity / max(length, 1e-9)
-        )
+        total._clipping_norms = (total.sensitivity,) * len(total._clipping_norms)
         return opened
 
 
@@ -149,7 +136,7 @@ class ClippedByL1(PrivateLoop):
             return [each * min(1.0, bound / max(length, 1e-9)) for each in values]
 
         total._values_of = clipped
-        total._clipping_factor = lambda group, length, bound: 1.0
+        total._clipping_norms = (math.inf,)
         return opened
 
 
