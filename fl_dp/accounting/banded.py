@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
@@ -44,20 +43,10 @@ _OVERFLOW = 1e100
 _REFUSED = 1e3  # loss, in the search, of coefficients whose inverse explodes
 
 
-class Objective(StrEnum):
-    """The models whose squared error counts."""
-
-    MEAN = "mean"
-    """All of them, equally."""
-    LAST = "last"
-    """The last one alone, which has the largest error."""
-
-
 def optimal_coefficients(
     rounds: int,
     bands: int,
     momentum: float = 0.0,
-    objective: Objective | str = Objective.MEAN,
 ) -> tuple[int, ...]:
     """Return the coefficients with the models' least error at equal privacy.
 
@@ -69,7 +58,6 @@ def optimal_coefficients(
         bands: Most coefficients that differ from 0, at most 1000; the least distance between a
             unit's indices, or less to save memory.
         momentum: The server optimizer's, in [0, 1).
-        objective: The models whose error counts.
 
     Returns:
         Integers in units of 2^-12, the first 4096; at most `bands`, and at most `rounds`.
@@ -85,7 +73,7 @@ def optimal_coefficients(
             "gain next to nothing"
         )
     rounds = min(rounds, _MOST_ROUNDS)
-    return _optimal(rounds, min(bands, rounds), momentum, Objective(objective))
+    return _optimal(rounds, min(bands, rounds), momentum)
 
 
 def squared_norm(coefficients: Sequence[int]) -> float:
@@ -99,9 +87,8 @@ def model_error(
     coefficients: Sequence[int],
     rounds: int,
     momentum: float = 0.0,
-    objective: Objective | str = Objective.MEAN,
 ) -> float:
-    """Return the mean squared error per coordinate that noise leaves in the model.
+    """Return the squared error per coordinate that noise leaves, the mean of all models.
 
     Coefficients are in units of 2^-12; other arguments are as in `optimal_coefficients`.
 
@@ -115,7 +102,7 @@ def model_error(
     _check_workload(rounds, momentum)
     column = np.array(coefficients) / COEFFICIENT_ONE
     filtered = lfilter([1.0], column, _workload(rounds, momentum))
-    return float(_weights(rounds, Objective(objective)) @ np.square(filtered))
+    return float(_weights(rounds) @ np.square(filtered))
 
 
 def _check_workload(rounds: int, momentum: float) -> None:
@@ -129,18 +116,16 @@ def _workload(rounds: int, momentum: float) -> NDArray[np.float64]:
     return np.asarray(lfilter([1.0], [1.0, -momentum], np.ones(rounds)))
 
 
-def _weights(rounds: int, objective: Objective) -> NDArray[np.float64]:
+def _weights(rounds: int) -> NDArray[np.float64]:
     """Weights of the squared error that a release leaves i releases later."""
-    if objective is Objective.LAST:
-        return np.ones(rounds)
     return np.arange(rounds, 0, -1) / rounds
 
 
 @lru_cache(maxsize=64)
-def _optimal(rounds: int, bands: int, momentum: float, objective: Objective) -> tuple[int, ...]:
+def _optimal(rounds: int, bands: int, momentum: float) -> tuple[int, ...]:
     if bands == 1:
         return (COEFFICIENT_ONE,)
-    workload, weights = _workload(rounds, momentum), _weights(rounds, objective)
+    workload, weights = _workload(rounds, momentum), _weights(rounds)
     lags = np.arange(1, bands)
     # Best for one participation in each training: the binomial series of (1 - x)^(-1/2).
     start = np.cumprod((2 * lags - 1) / (2 * lags))

@@ -126,17 +126,6 @@ def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(options)
 
 
-@cache
-def brought_keys() -> frozenset[str]:
-    """Keys with values in recipes, and so without a single default."""
-    recipes = _read("recipes")
-    keys = {_key(line) for lines in recipes["fitting"].values() for line in lines}
-    for models in (*recipes["tuned"].values(), *recipes["records"].values()):
-        for lines in models.values():
-            keys.update(map(_key, lines))
-    return frozenset(keys)
-
-
 def _written(overrides: Sequence[str]) -> dict[str, Any]:
     """The user's choices by key or group, with those of an experiment."""
     written = {override.key_or_group: override.value() for override in map(parsed, overrides)}

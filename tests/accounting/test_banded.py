@@ -106,7 +106,6 @@ def test_the_loss_is_that_of_another_optimiser(
 
 def test_independent_noise_adds_up() -> None:
     assert loss(WHITE, 100) == pytest.approx(101 / 2)
-    assert loss(WHITE, 100, objective="last") == pytest.approx(100)
 
 
 def test_the_error_is_that_of_the_matrices() -> None:
@@ -116,7 +115,6 @@ def test_the_error_is_that_of_the_matrices() -> None:
     workload = sum(np.eye(rounds, k=-i) * each for i, each in enumerate(impulse))
     errors = np.square(workload @ np.linalg.inv(matrix(best, rounds))).sum(axis=1)
     assert model_error(best, rounds, momentum) == pytest.approx(errors.mean())
-    assert model_error(best, rounds, momentum, "last") == pytest.approx(errors[-1])
 
 
 def test_the_square_roots_series_has_its_known_norm_and_error() -> None:
@@ -153,9 +151,7 @@ def test_no_more_coefficients_than_rounds() -> None:
     assert optimal_coefficients(100, 1) == WHITE
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"rounds": 0}, {"bands": 1001}, {"momentum": 1.0}, {"objective": "median"}]
-)
+@pytest.mark.parametrize("arguments", [{"rounds": 0}, {"bands": 1001}, {"momentum": 1.0}])
 def test_a_workload_out_of_range_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         optimal_coefficients(**({"rounds": 10, "bands": 2} | arguments))
