@@ -14,6 +14,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from made_events import sampled
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -29,10 +30,6 @@ from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 COARSE = 1e-3
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 # Golden rows ---------------------------------------------------------------------------------

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from made_events import sampled
 
-from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, epsilon, tight_epsilon
+from fl_dp.accounting import NeighboringRelation, epsilon, tight_epsilon
 from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.events import FixedSizeGaussianEvent, freeze
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.mechanisms.events import GaussianEvent
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from flat_plans import calibrated_plan, noised_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_events import sampled
 
 from fl_dp.accounting import (
     NeighboringRelation,
-    PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
@@ -36,10 +36,6 @@ from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 @pytest.mark.parametrize(

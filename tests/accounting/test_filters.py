@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_events import gaussian, sampled
 
 from fl_dp.accounting import (
     NoiseSchedule,
-    PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyEvent,
     tight_epsilon,
@@ -24,19 +24,11 @@ from fl_dp.accounting.filters import (
     PrivacyFilter,
     RenyiOdometer,
 )
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.events import LaplaceEvent
 
 Event = TypeVar("Event", bound=PrivacyEvent)
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
 noises = st.lists(st.floats(0.3, 30.0), min_size=1, max_size=80)
-
-
-def gaussian(multiplier: float) -> GaussianEvent:
-    return GaussianEvent(noise_multiplier=multiplier)
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 def admit(gate: PrivacyFilter, events: Sequence[Event]) -> list[Event]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from made_events import sampled
 
 from fl_dp.accounting import (
     NeighboringRelation,
-    PoissonGaussianEvent,
     PrivacyEvent,
     epsilon,
     tight_epsilon,
@@ -23,10 +23,6 @@ from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms.events import GaussianEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 def test_a_replaced_unit_moves_a_sum_twice_as_far() -> None:

@@ -10,10 +10,11 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
+from made_events import sampled
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.renyi import (
     ORDERS,
@@ -26,10 +27,6 @@ from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
 ZERO_OUT = NeighboringRelation.ZERO_OUT
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 SETTINGS = [(0.6, 0.001), (1.0, 0.01), (1.0, 0.5), (2.0, 0.1), (0.3, 0.05), (8.0, 0.2)]
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 def libraries(multiplier: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_events import gaussian
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -25,7 +26,7 @@ from fl_dp.accounting.events import (
     freeze,
 )
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure, second_figure
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.events import ExponentialEvent, LaplaceEvent, ZcdpEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 ONE_RELATION = (ADD_OR_REMOVE, ZERO_OUT)
@@ -34,10 +35,6 @@ DELTA = 1e-5
 
 def poisson(noise_multiplier: float, sampling_rate: float = 0.05) -> PoissonGaussianEvent:
     return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
-
-
-def gaussian(noise_multiplier: float) -> GaussianEvent:
-    return GaussianEvent(noise_multiplier=noise_multiplier)
 
 
 def laplace(noise_multiplier: float) -> LaplaceEvent:

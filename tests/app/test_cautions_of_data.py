@@ -14,13 +14,8 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.features import what_was_public
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
-from fl_dp.tasks.datasets import data
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """Forget data sets of other tests, whose folders may have had the same name."""
-    data._load_once.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 
 def settings_of(folder: Path, *overrides: str) -> Settings:

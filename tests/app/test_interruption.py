@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, said_on_stderr
+from processes import alive
 from waiting import until
 
 from fl_dp.app.local.processes import descendants
@@ -53,13 +54,6 @@ def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> Non
     run.terminate()
     assert run.wait() == 130
     until(lambda: not any(map(alive, started)))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.nightly

@@ -34,18 +34,13 @@ from fl_dp.protocol.keys import (
     STATISTIC_VALUES_KEY,
 )
 from fl_dp.statistics import Count
-from fl_dp.tasks.datasets import data
 from fl_dp.tasks.device import training_device
+
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 CLINICS = 4
 ROWS = 30
 PUBLIC = ["task=csv", f"task.num_clients={CLINICS}", "task.columns=[a,b]", "task.classes=[no,yes]"]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """Forget data sets of other tests, whose folders may have had the same name."""
-    data._load_once.cache_clear()
 
 
 def rows_of(clinic: int | str, number: int = ROWS) -> list[str]:

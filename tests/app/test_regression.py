@@ -25,15 +25,10 @@ from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, initial_arrays_of
 from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
-from fl_dp.tasks.datasets import data
+
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 CLIENTS, LOW, HIGH = 20, 100.0, 300.0
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    """Forget data sets of other tests, whose folders may have had the same name."""
-    data._load_once.cache_clear()
 
 
 @pytest.fixture

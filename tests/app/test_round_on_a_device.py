@@ -14,6 +14,7 @@ import torch
 from counted_operators import Counts, counted
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
+from small_networks import network
 from torch import Tensor, nn
 
 from fl_dp import PrivacyBudget, PrivacyLedger
@@ -39,15 +40,6 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "image_layers", lambda device: PRODUCTS)
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Conv2d(3, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(4, 2), nn.ReLU(), nn.Dropout(0.5)),
-        nn.Linear(2, 10),
-    )
-
-
 def parameters() -> int:
     return sum(parameter.numel() for parameter in network().parameters())
 
@@ -58,6 +50,7 @@ def data(context: Context, unit: int) -> tuple[Tensor, Tensor]:
 
 def round_of(clients: int, folder: Path) -> Counts:
     """Count the last round of a training in one process."""
+    torch.manual_seed(0)
     model = network()
     units = TorchUnits(
         model=model,

@@ -22,8 +22,10 @@ from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
-from fl_dp.tasks.datasets import Form, data, load_dataset
+from fl_dp.tasks.datasets import Form, load_dataset
 from fl_dp.tasks.datasets.data import PUBLIC_FORMS
+
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = record_plan(
@@ -31,11 +33,6 @@ PLAN = record_plan(
 )
 AGES = (31, 47, 47, 52, 68)
 OWN = ["task=csv", "model=mlp", "model.hidden=400", "task.num_clients=2", "task.partition=nodes"]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    data._load_once.cache_clear()
 
 
 class Hospital:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from small_networks import network
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,14 +63,6 @@ class Moved(TorchFunctionMode):
         if name in MOVES or to_device:
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(4, 2), nn.ReLU(), nn.Dropout(0.5)),
-        nn.Linear(2, 10),
-    )
 
 
 def counted(

@@ -6,9 +6,7 @@ What `flwr app publish` would send is caught where it leaves; nobody is asked ov
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -23,6 +21,7 @@ import tomli_w
 from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.cli.config_utils import load
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+from outside_commands import call
 
 from fl_dp import __version__
 from fl_dp.commands.new_app import write
@@ -55,6 +54,11 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return made(tmp_path)
 
 
+def alone(folder: Path) -> dict[str, str]:
+    """Return an environment in which neither Flower nor uv asks the network."""
+    return {"UV_OFFLINE": "1", "FLWR_HOME": str(folder / "flower")}
+
+
 def published(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the files that `flwr app publish` sends."""
     plugin = OidcCliPlugin.__new__(OidcCliPlugin)
@@ -72,28 +76,13 @@ def published(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def called(command: list[Any], folder: Path, **environment: str) -> str:
-    """Return what a command says that ends well, with Flower kept off the network."""
-    alone = {"FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_TELEMETRY_ENABLED": "0", "UV_OFFLINE": "1"}
-    alone["FLWR_HOME"] = str(folder / "flower")
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env=inherited | alone | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def bundled(app: Path) -> Path:
     """Return what `flwr build` makes of an app, unpacked."""
     folder = app.parent / "built"
     folder.mkdir()
-    called([Path(sys.executable).with_name("flwr"), "build", "--app", app], folder)
+    call(
+        [Path(sys.executable).with_name("flwr"), "build", "--app", app], cwd=folder, **alone(folder)
+    )
     [bundle] = folder.glob("*.fab")
     with zipfile.ZipFile(bundle) as opened:
         opened.extractall(folder)
@@ -136,7 +125,9 @@ server_app.app(grid, Context(7, 0, {}, RecordDict(), config))
 def test_the_example_learns_from_its_bundle_within_its_budget(tmp_path: Path) -> None:
     """Five trainings ended between 0.853 and 0.883; chance is 0.1."""
     folder = bundled(copy_of_the_example(tmp_path))
-    told = called([sys.executable, "-c", TRAIN, tmp_path], folder, PYTHONPATH=str(ROOT))
+    told = call(
+        [sys.executable, "-c", TRAIN, tmp_path], cwd=folder, PYTHONPATH=str(ROOT), **alone(folder)
+    )
     said = dict(line.split(": ", 1) for line in told.splitlines())
     assert float(said["Accuracy on public records"]) > 0.6
     assert 3.9 < float(said["Spent"].split()[1]) <= 4.0
@@ -204,6 +195,6 @@ def test_flower_s_installer_takes_fl_dp_from_where_it_was_installed_from(
     del project["optional-dependencies"]
     project["dependencies"] = [need for need in project["dependencies"] if "fl-dp" in need]
     (folder / "pyproject.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    told = called([sys.executable, "-c", INSTALLER, folder], tmp_path)
+    told = call([sys.executable, "-c", INSTALLER, folder], cwd=tmp_path, **alone(tmp_path))
     environments = tmp_path / "flower" / "runtime-envs"
     assert Path(told.splitlines()[-1]).is_relative_to(environments)

@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_files import fresh_path
+from made_events import gaussian
 from numpy.typing import NDArray
 from scipy.stats import norm
 
@@ -38,10 +39,6 @@ RELATION = NeighboringRelation.ZERO_OUT
 CAP = PrivacyBudget(epsilon=40.0, delta=DELTA)
 WARD = Account(unit="record", source="ward")
 DP_SGD = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
-
-
-def gaussian(multiplier: float) -> GaussianEvent:
-    return GaussianEvent(noise_multiplier=multiplier)
 
 
 def limit(run: str, epsilon: float, delta: float = DELTA) -> RunLimit:

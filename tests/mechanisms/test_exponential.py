@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ALARM, counts_p
+from laws import ALARM, counts_p, plackett_luce
 from scipy.special import log_softmax
 
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
@@ -23,18 +22,6 @@ PICKS = 10_000
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     return np.exp(log_softmax(logits))
-
-
-def plackett_luce(probabilities: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
-    """Probability of each ordered choice of `k` without replacement."""
-    law = {}
-    for choice in itertools.permutations(range(probabilities.size), k):
-        chance, left = 1.0, 1.0
-        for index in choice:
-            chance *= probabilities[index] / left
-            left -= probabilities[index]
-        law[choice] = chance
-    return law
 
 
 def test_log_probabilities_are_the_softmax_at_the_rate() -> None:

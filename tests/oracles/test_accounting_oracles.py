@@ -7,8 +7,9 @@ import warnings
 from types import ModuleType
 
 import pytest
+from made_events import sampled
 
-from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, epsilon
+from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.renyi import renyi_divergences
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
@@ -17,10 +18,6 @@ DELTA = 1e-5
 SETTINGS = [(1.0, 0.05, 100), (1.0, 0.01, 1000), (0.6, 0.001, 1000), (1.5, 0.04, 2250)]
 ORDERS = (1.5, 2.0, 4.0, 16.0, 64.0)
 ZERO_OUT = NeighboringRelation.ZERO_OUT
-
-
-def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
-    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
 def oracle(module: str, package: str) -> ModuleType:

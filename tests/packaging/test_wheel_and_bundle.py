@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outside_commands import call
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -47,26 +46,6 @@ print(json.dumps({
     "app_files": [fl_dp.client_app.__file__, fl_dp.server_app.__file__],
 }))
 """
-
-
-def call(command: list[Any], *, cwd: Path, **environment: Any) -> str:
-    """Run a command to its end, with Flower kept off the network."""
-    quiet = {
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=inherited | quiet | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def python(code: str, *, cwd: Path, path: Path | None = None, **environment: Any) -> Any:

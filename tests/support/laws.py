@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from scipy import stats
 
@@ -63,3 +65,15 @@ def normal_p(sample: np.ndarray) -> float:
     law = stats.chi2(sample.size)
     variance = 2 * min(law.sf(statistic), law.cdf(statistic))
     return float(min(variance, stats.kstest(sample, "norm").pvalue))
+
+
+def plackett_luce(weights: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
+    """Probability of each ordered choice of `k` without replacement."""
+    law = {}
+    for choice in itertools.permutations(range(weights.size), k):
+        chance, left = 1.0, weights.sum()
+        for index in choice:
+            chance *= weights[index] / left
+            left -= weights[index]
+        law[choice] = chance
+    return law

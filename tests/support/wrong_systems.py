@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
 from fl_dp.mechanisms.grid import IntegerLaw
-from fl_dp.strategies import Draw, Selection, Unit
+from fl_dp.strategies import Draw, PrivateLoop, Selection, Unit
 
 Draws: TypeAlias = Callable[[IntegerLaw, int, SecureRandom], NDArray[np.int64]]
 
@@ -24,6 +24,17 @@ def stream_by(draw: Draws) -> NoiseStream:
             return draw(law, size, rng)
 
     return Stream()
+
+
+def noise_by(draw: Draws, base: type[PrivateLoop] = PrivateLoop) -> Any:
+    """A loop that draws its noise that way."""
+
+    class Wrong(base):  # type: ignore[valid-type,misc]  # given
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.noise_stream = stream_by(draw)
+
+    return Wrong
 
 
 def one_draw_for_both_halves(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from audited_trainings import DELTA, OVERRIDES, Trained, Z, judged, trained
 from flwr.app import Array, ArrayRecord
-from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
+from wrong_systems import ShuffledDeck, noise_by, one_draw_for_both_halves
 
 from fl_dp.accounting import (
     CyclicSampling,
@@ -185,14 +185,6 @@ def test_a_run_with_an_eighth_of_the_noise_is_caught(tmp_path: Path) -> None:
     assert not found_in(with_canaries_beyond(AnEighthOfTheNoise, tmp_path)).stands
 
 
-class HalfTheNoiseTwice(WatchedLoop):
-    """Uses one draw for both halves of the model."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.noise_stream = stream_by(one_draw_for_both_halves)
-
-
 class NoiseOfTheCohort(WatchedLoop):
     """Scales the noise with the number of those that were drawn."""
 
@@ -219,7 +211,7 @@ DENOMINATOR = DECK_RATE * 6
     ("kind", "selection", "rows"),
     [
         (WatchedLoop, None, set()),
-        (HalfTheNoiseTwice, None, {NEW_COORDINATES}),
+        (noise_by(one_draw_for_both_halves, WatchedLoop), None, {NEW_COORDINATES}),
         (NoiseOfTheCohort, None, {ONE_SIZE}),
         (WatchedLoop, lambda law: ShuffledDeck(law.sampling_rate), {COHORTS}),
     ],

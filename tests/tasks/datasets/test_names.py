@@ -11,16 +11,13 @@ from PIL import Image
 
 from fl_dp.app.cautions import cautions_of_data
 from fl_dp.app.compose import compose_settings
-from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, load_dataset
 from fl_dp.tasks.datasets.names import alike, in_order
+
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 GREY = np.arange(72, dtype=np.uint8).reshape(8, 9)
 ORDER = ["0", "1", "2", "10", "11", "100", "1a", "Ann", "ann", "zoe"]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    data._load_once.cache_clear()
 
 
 def folders(folder: Path, *paths: str) -> Path:

@@ -15,17 +15,14 @@ from pyarrow import parquet
 
 from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
 
+pytestmark = pytest.mark.usefixtures("fresh_data_sets")
+
 COLUMNS, CLASSES = ("age", "pressure"), ("well", "ill")
 TABLE = DataFormat(columns=COLUMNS, classes=CLASSES, splits=("train",), leave_out_unfit=True)
 IMAGES = DataFormat(classes=CLASSES, image_shape=(1, 4, 4), splits=("train",), leave_out_unfit=True)
 GOOD = [b"61,140.5,ill,x", b'35,120,"well","a, b"', b"48,true,ill,", b"52,118,well,z"]
 HEADER = b"age,pressure,label,note"
 FOUND = np.array([[61, 140.5], [35, 120], [48, 1], [52, 118]], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    data._load_once.cache_clear()
 
 
 def csv_of(folder: Path, lines: list[bytes], *, end: bytes = b"\n") -> Dataset:
