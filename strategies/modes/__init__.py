@@ -5,6 +5,7 @@ from .base import Cohort, Mode, Released, RoundFailed
 from .buffered import BufferedMode
 from .central import CentralMode
 from .client_noise import ClientNoiseMode, client_noise_of
+from .planned import ChargedRound
 from .secure_sum import SecureSumMode
 from .unprotected import UnprotectedMode
 
@@ -12,6 +13,7 @@ __all__ = [
     "Ask",
     "BufferedMode",
     "CentralMode",
+    "ChargedRound",
     "ClientNoiseMode",
     "Cohort",
     "Mode",

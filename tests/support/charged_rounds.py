@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from fl_dp.strategies.modes.planned import ChargedRound
+from fl_dp.strategies.modes import ChargedRound
 
 from fl_dp.ledger import Reservation
 from fl_dp.protocol.instruction import RoundInstruction
