@@ -98,7 +98,8 @@ def require_positive(**settings: float) -> None:
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
-            raise OptionError(f"{name} must be positive and finite, got {value}", option=name)
+            option = name.partition("[")[0]  # of a list's item, its list
+            raise OptionError(f"{name} must be positive and finite, got {value}", option=option)
         if value < _SMALLEST:
             raise OptionError(f"{name} must be at least {_SMALLEST}, got {value}", option=name)
 

@@ -87,7 +87,7 @@ def check_keys(overrides: Sequence[str]) -> None:
             )
         if key in group_options():
             if re.fullmatch(r"[\w-]+", value or "") is not None:  # else Hydra has to read it
-                _check_option(key, value)
+                check_option(key, value)
         elif key not in all_keys() and key not in groups():
             raise ConfigError(_unknown(key), option=key)
         elif mark == "+":
@@ -122,7 +122,7 @@ def check_values(overrides: Sequence[Override]) -> None:
         if override.is_delete():
             continue
         if key in group_options():
-            _check_option(key, str(override.value()))
+            check_option(key, str(override.value()))
             continue
         try:
             _add_option_of(key, schema)
@@ -252,7 +252,12 @@ def _add_option_of(key: str, schema: DictConfig) -> None:
         schema[setting.group] = OPTIONS[setting.group][setting.options[0]]
 
 
-def _check_option(group: str, option: str) -> None:
+def check_option(group: str, option: str) -> None:
+    """Check that a group has an option.
+
+    Raises:
+        ConfigError: It does not; the text names the nearest.
+    """
     options = group_options()[group]
     if option in options:
         return

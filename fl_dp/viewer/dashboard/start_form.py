@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_dp.app.compose import ConfigError, compose_settings, expand_sweep
 from fl_dp.app.keys import FOLDERS, Key, all_keys, in_yaml
-from fl_dp.app.overrides import group_options, quoted
+from fl_dp.app.overrides import check_option, group_options, quoted, wrong_value
 from fl_dp.app.recipes import entries
 from fl_dp.app.settings import OPTIONS, Settings
 from fl_dp.app.settings.data import OWN_DATA_KEYS
@@ -328,7 +328,7 @@ def _overrides_of(
         option = form.get(field, "").strip()
         is_needed = field == EXPERIMENT and kind.needs_experiment
         if (option or is_needed) and option not in names:
-            wrong.append(WrongField(field=field, text=f"{field} is one of {', '.join(names)}"))
+            wrong.append(WrongField(field=field, text=_why_no_option(field, option, names)))
         elif option:
             overrides[field] = f"{field}={option}"
     folder = form.get(DATA, "").strip()
@@ -347,6 +347,15 @@ def _overrides_of(
         text = f"{QUERY} must be {all_keys()[QUERY].allowed}"
         wrong.append(WrongField(field=QUERY, text=text))
     return overrides, wrong
+
+
+def _why_no_option(group: str, option: str, offered: Sequence[str]) -> str:
+    """Why a group does not take an option: there is none, or the form does not offer it."""
+    try:
+        check_option(group, option)
+    except ConfigError as error:
+        return str(error)
+    return f"{group} is one of {', '.join(offered)}"
 
 
 def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Settings, ...]]:
@@ -462,7 +471,7 @@ def _unset() -> set[str]:
 
 
 def _value(key: Key, text: str) -> str:
-    if key.choices and text not in key.choices:
+    if key.name in _CHOICES and text not in key.choices:  # others the settings refuse themselves
         raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {text!r}")
     if key.kind == "true or false":
         if text in ("true", "false"):
@@ -472,4 +481,4 @@ def _value(key: Key, text: str) -> str:
             return text
     elif "${" not in text:  # Hydra would read an environment or a file through it
         return quoted(text)
-    raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {text!r}")
+    raise WrongField(field=key.name, text=wrong_value(key.name, text))
