@@ -36,7 +36,7 @@ def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise
 def _of_nothing(statement: NoPromise) -> str:
     return (
         f"# Privacy statement\n\n{_failed(statement.failure)}"
-        "Nothing is promised: this run had `privacy=none`. Its model and its "
+        "Nothing is promised: this run trained without a plan. Its model and its "
         "metrics may show any client's data.\n"
     )
 

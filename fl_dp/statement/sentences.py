@@ -126,17 +126,17 @@ NOT_COVERED_OF_CLIENTS = {
 NOT_COVERED_OF_RECORDS = {
     "generator": (
         "WHOEVER CAN PREDICT TORCH'S GENERATOR: noise and coins came from it "
-        "(`dp_sgd.secure_randomness=false`), which is for comparisons only"
+        "(`secure_randomness=False`), which is for comparisons only"
     ),
     "rows": (
         "records of a model whose layers have other rows than records: gradients are those of "
-        "rows (`dp_sgd.grad_sample_mode={rows}`), which was declared, and compared with gradients "
+        "rows (`grad_sample_mode={rows}`), which was declared, and compared with gradients "
         "of single records on made-up records alone"
     ),
     "figure": _FIGURE,
     "clients": (
-        "clients as a whole: what all records of one client say together (`privacy=central` and "
-        "`privacy=local` protect that, alone or with this)"
+        "clients as a whole: what all records of one client say together (a `CentralPlan` or "
+        "a `LocalPlan` protects that, alone or with this)"
     ),
     "two clients": "data that lie at two clients: what each releases of a record adds up",
     "runs": (

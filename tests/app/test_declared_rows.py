@@ -144,5 +144,5 @@ def test_each_statement_to_records_says_what_a_declaration_leaves_open() -> None
     assert "computes gradients by `hooks` or `ghost`: that rows are records is its" in page
     named = record_statement(PLAN, participations=2, num_clients=10, declared_gradients="ghost")
     page = statement_markdown(named)
-    assert "`dp_sgd.grad_sample_mode=ghost`), which was declared" in page
+    assert "`grad_sample_mode=ghost`), which was declared" in page
     assert "by `hooks` or `ghost`" not in page

@@ -135,6 +135,21 @@ def test_no_string_of_the_library_names_a_module_or_class_of_the_app(copy: Path)
     assert naming == []
 
 
+GROUPS = ("privacy", "dp_sgd", "client", "task", "model", "tracking", "simulation", "statistic")
+"""Groups of keys of the app that are no argument of the library."""
+
+
+def test_no_text_of_the_library_names_a_key_of_the_app(copy: Path) -> None:
+    key = re.compile(rf"(?<![\w.])(?:(?:{'|'.join(GROUPS)})\.\w+|privacy|dp_sgd)=(?=\w|\{{)")
+    texts = [
+        (file.relative_to(copy).as_posix(), node.value)
+        for file, node in nodes_of(copy.rglob("*.py"))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(texts) > 5000
+    assert [text for text in texts if key.search(text[1])] == []
+
+
 @pytest.mark.parametrize(
     "simulation",
     [

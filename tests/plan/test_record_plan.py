@@ -179,7 +179,7 @@ def test_where_rounds_are_not_known_several_records_have_no_number() -> None:
 def test_predictable_randomness_is_said_first() -> None:
     made = statement(secure_randomness=False)
     assert made["insecure"]
-    assert "secure_randomness=false" in made["not_covered"][0]
+    assert "`secure_randomness=False`" in made["not_covered"][0]
     assert "**No privacy against everyone.**" in statement_page(made)
     assert "No privacy" not in statement_page(statement())
 
