@@ -26,6 +26,7 @@ from fl_dp.statement.words import (
     second_figure_in_words,
 )
 
+from .numbers import bounds_json
 from .sheets import sheet, write_sheet
 
 _COLUMNS = (
@@ -48,13 +49,10 @@ _COLUMNS = (
 
 def ledger_json(ledger: SpentLedger) -> dict[str, Any]:
     """Return what was spent and every entry as plain JSON values."""
-    spent = ledger.epsilon()
     return {
         "location": ledger.location,
         "verified": True,
-        "delta": ledger.plan.budget.delta,
-        "epsilon": spent.by_name,
-        "quoted": spent.best_name,
+        **bounds_json(ledger.epsilon(), ledger.plan.budget.delta),
         "promised": ledger.promise().by_name,
         "second_figure": asdict(second_figure_of(ledger)),
         "budget": ledger.plan.budget.epsilon,

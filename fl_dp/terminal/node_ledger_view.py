@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import PrivacyBudget
+from fl_dp.accounting import PrivacyBudget, PrivacyEvent
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
-from fl_dp.ledger.node import Reliance, Spending, Use
+from fl_dp.ledger.node import Reliance, Spending, Use, UseOfData
 from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import describe_event
 
+from .numbers import bounds_json
 from .sheets import sheet
 
 _WHOLE_HASH = re.compile(r"@([0-9a-f]{12})[0-9a-f]{52}$")
@@ -88,11 +89,8 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
                 **origin,
                 "unit": use.unit,
                 "declared_gradients": use.declared_gradients,
-                "data": use.source,
-                "first_day": use.first_day,
-                "last_day": use.last_day,
-                "answers": use.charges,
-                "releases": [{**event_to_dict(event), "count": n} for event, n in use.history],
+                **_data_json(use, use.charges),
+                "releases": _releases_json(use.history),
             }
         )
     reliances = [
@@ -100,11 +98,8 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
             "run": reliance.use.run,
             "app": reliance.use.app,
             "purpose": reliance.use.purpose,
-            "data": reliance.source,
             "clipping_norm": reliance.clipping_norm,
-            "first_day": reliance.first_day,
-            "last_day": reliance.last_day,
-            "answers": reliance.answers,
+            **_data_json(reliance, reliance.answers),
         }
         for reliance in ledger.reliances
     ]
@@ -139,12 +134,10 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
     for use in ledger.uses:
         run, app, purpose = "not written down", "not known", ""
         if use.use is not None:
-            run, app = str(use.use.run), _app(use.use)
-            purpose = _PURPOSES.get(use.use.purpose, use.use.purpose)
+            run, app, purpose = _origin_words(use.use)
         if use.declared_gradients is not None:
             purpose += f" ({use.declared_gradients}: its author declares that rows are records)"
-        days = " to ".join(sorted({use.first_day, use.last_day}))
-        uses.append((run, app, purpose, use.source, use.unit, days, str(use.charges)))
+        uses.append((run, app, purpose, use.source, use.unit, _days(use), str(use.charges)))
     accounts = []
     for spending in ledger.spendings:
         budget = spending.budget if cap is None else cap
@@ -163,6 +156,28 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
     return tables
 
 
+def _origin_words(use: Use) -> tuple[str, str, str]:
+    """Return run, app and purpose for a table."""
+    return str(use.run), _app(use), _PURPOSES.get(use.purpose, use.purpose)
+
+
+def _days(used: UseOfData | Reliance) -> str:
+    return " to ".join(sorted({used.first_day, used.last_day}))
+
+
+def _data_json(used: UseOfData | Reliance, answers: int) -> dict[str, Any]:
+    return {
+        "data": used.source,
+        "first_day": used.first_day,
+        "last_day": used.last_day,
+        "answers": answers,
+    }
+
+
+def _releases_json(history: Iterable[tuple[PrivacyEvent, int]]) -> list[dict[str, Any]]:
+    return [{**event_to_dict(event), "count": count} for event, count in history]
+
+
 def _app(use: Use) -> str:
     """Return the app that asked, and how the charge was enforced if a gate did so.
 
@@ -179,19 +194,9 @@ def _reliances_table(reliances: Sequence[Reliance]) -> Table:
     headings = ("run", "app", "for", "data", "days", "clipped to", "answers")
     rows = []
     for reliance in reliances:
-        use = reliance.use
-        days = sorted({reliance.first_day, reliance.last_day})
-        rows.append(
-            (
-                str(use.run),
-                _app(use),
-                _PURPOSES.get(use.purpose, use.purpose),
-                reliance.source,
-                " to ".join(days),
-                f"{reliance.clipping_norm:g}",
-                str(reliance.answers),
-            )
-        )
+        norm, answers = f"{reliance.clipping_norm:g}", str(reliance.answers)
+        origin = _origin_words(reliance.use)
+        rows.append((*origin, reliance.source, _days(reliance), norm, answers))
     return sheet("Relied upon the server's noise, no epsilon of this site's own", headings, rows)
 
 
@@ -234,16 +239,13 @@ def _spent(spending: Spending) -> str:
 
 def _account_json(spending: Spending) -> dict[str, Any]:
     assert spending.first_limit is not None  # each charge brings one
-    bounds = spending.epsilon()
     budget = None if spending.budget is None else spending.budget.epsilon
     return {
         "unit": spending.unit,
         "sources": sorted(spending.sources),
         "fingerprints": sorted(spending.fingerprints),
         "charges": spending.charges,
-        "releases": [{**event_to_dict(event), "count": n} for event, n in spending.history],
-        "epsilon": bounds.by_name,
-        "quoted": bounds.best_name,
+        "releases": _releases_json(spending.history),
         "budget": budget,
-        "delta": spending.first_limit.delta,
+        **bounds_json(spending.epsilon(), spending.first_limit.delta),
     }

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from fl_dp.promise import brief_epsilon, is_promise, rounded_up
+from fl_dp.statement.sentences import ACCOUNTANTS
 
 from .sheets import sheet
 
 if TYPE_CHECKING:
     from fl_dp.accounting import EpsilonBounds
-
-_ACCOUNTANTS = {
-    "pld": "epsilon by PLD",
-    "rdp": "epsilon by Renyi DP",
-    "gdp": "epsilon by Gaussian DP (exact)",
-    "zcdp": "epsilon by zCDP",
-    "gumbel": "epsilon by PLD of all noisy scores",
-    "filter": "epsilon, guaranteed by the gate",
-    "naive": "epsilon by naive composition",
-}
-
 
 NO_PRIVACY = "no privacy"
 """Text for a person where nothing is promised."""
@@ -39,12 +29,17 @@ def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     return sheet(title, ("what", "value"), rows, numbers=("value",))
 
 
+def bounds_json(bounds: EpsilonBounds, delta: float) -> dict[str, Any]:
+    """Return epsilon by each accountant as plain JSON values, and the name of the one to quote."""
+    return {"delta": delta, "epsilon": bounds.by_name, "quoted": bounds.best_name}
+
+
 def bound_rows(bounds: EpsilonBounds) -> list[tuple[str, str]]:
     """Return epsilon by each accountant, for a table of numbers."""
     rows = []
     for name, bound in bounds.by_name.items():
         quote = ": the number to quote" if name == bounds.best_name else ""
-        rows.append((_ACCOUNTANTS[name] + quote, rounded_up(bound)))
+        rows.append((f"epsilon by {ACCOUNTANTS[name]}{quote}", rounded_up(bound)))
     return rows
 
 

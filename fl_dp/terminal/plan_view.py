@@ -19,7 +19,7 @@ from fl_dp.plan import Plan
 from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
 
-from .numbers import bound_rows, numbers_table, span
+from .numbers import bound_rows, bounds_json, numbers_table, span
 from .sheets import sheet
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class PlanView:
                 "times_our_noise": self.noise_saved,
             }
         return {
-            "delta": plan.budget.delta,
-            "epsilon": self.bounds.by_name,
-            "quoted": self.bounds.best_name,
+            **bounds_json(self.bounds, plan.budget.delta),
             "noise_multipliers": list(plan.noise_multipliers),
             "sampling_rate": plan.sampling_rate,
             "rounds": plan.rounds,

@@ -10,16 +10,13 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
 
-from .numbers import bound_rows, numbers_table
+from .numbers import bound_rows, bounds_json, numbers_table
 
 
 def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
     """Return the plan and what a client spends by it as plain JSON values."""
-    bounds = plan.epsilon()
     return {
-        "delta": plan.budget.delta,
-        "epsilon": bounds.by_name,
-        "quoted": bounds.best_name,
+        **bounds_json(plan.epsilon(), plan.budget.delta),
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
         "steps": plan.steps,
