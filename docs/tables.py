@@ -99,10 +99,10 @@ def promises_table() -> str:
         f"| `privacy` | {' | '.join(f'`{group}`' for group in GROUPS)} | keys |",
         "|---|" + "---|" * (len(GROUPS) + 1),
     ]
-    for promise in PROMISES:
+    for promise in PROMISES.values():
         cells = [_options(group, getattr(promise.fitting, group)) for group in GROUPS]
         cells.append(_names(promise.fitting.keys))
-        lines.append(f"| `{promise.mode}` | {' | '.join(cells)} |")
+        lines.append(f"| `{promise.option}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

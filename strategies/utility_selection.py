@@ -88,6 +88,12 @@ class ExponentialSelection(Selection):
                 "accuracy",
                 option="utility",
             )
+        if records_per_client is not None and utility == "accuracy" and utility_high < 1.0:
+            raise OptionError(
+                "utility_high must be at least 1 for utility=accuracy with records_per_client: one "
+                f"record moves an accuracy by one over the records, got {utility_high}",
+                option="utility_high",
+            )
         utility_range = (0.0, utility_high) if records_per_client is None else None
         # One of n records moves a mean over them by at most half the range over n.
         # The null of a record is the middle of the range, as that of a client.

@@ -36,7 +36,7 @@ def cautions(settings: Settings) -> list[str]:
         )
     if is_large_delta(delta):
         chosen = ""
-        if settings.privacy.delta is None:
+        if settings.privacy.get("delta") is None:
             chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
         lines.append(
             f"delta {delta_rounded_up(delta)}{chosen} is large: with that probability epsilon may "

@@ -48,7 +48,8 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("privacy.noise_multiplier", "privacy.epsilon", "tune.share"),
         when=lambda settings: (
-            settings.privacy.noise_multiplier is not None or settings.privacy.epsilon is None
+            settings.privacy.get("noise_multiplier") is not None
+            or settings.privacy.get("epsilon") is None
         ),
         why="tune.share is a part of privacy.epsilon",
         instead="leave privacy.noise_multiplier out, and write privacy.epsilon",
@@ -56,7 +57,8 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("selection.participation_cap", "tune.by"),
         when=lambda settings: (
-            settings.tune.by == "stopping" and settings.selection.participation_cap is not None
+            settings.tune.by == "stopping"
+            and settings.selection.get("participation_cap") is not None
         ),
         why="tune.by=stopping charges whole trainings as one, and a participation cap charges "
         "clients",

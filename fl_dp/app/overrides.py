@@ -220,9 +220,11 @@ def missing_key(name: str) -> str:
 
 def _promises_with(group: str, options: Sequence[str]) -> list[str]:
     """Promises that bring one of these options; none if the default promise does."""
-    if group not in GROUPS or set(options) & set(getattr(PROMISES[0].fitting, group)):
+    if group not in GROUPS or set(options) & set(getattr(PROMISES["central"].fitting, group)):
         return []
-    return [promise.mode for promise in PROMISES if getattr(promise.fitting, group)[0] in options]
+    return [
+        name for name, promise in PROMISES.items() if getattr(promise.fitting, group)[0] in options
+    ]
 
 
 def wrong_value(key: str, written: str | None) -> str:

@@ -17,15 +17,15 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import Clipping, ScalarMetric
 from fl_dp.option_errors import OptionError
-from fl_dp.plan import Plan, RecordPlan
+from fl_dp.plan import Banded, Plan, RecordPlan
 from fl_dp.promise import brief_epsilon
 from fl_dp.strategies import LawSelection, Selection, check_together
 from fl_dp.updates import VectorLayout
 
 from .charged_choice import vote_of
-from .correlation import correlated_selection, correlation_of
 from .settings import Settings
-from .settings.promises import CorrelatedPrivacySettings, DistributedRecordsPrivacySettings
+from .settings.correlation import banded, rounds_apart
+from .settings.promises import budget, record_roster
 
 _MOST_STEPS = 10_000_000
 
@@ -39,30 +39,26 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     Raises:
         ValueError: The rounds do not fit the budget, or settings exclude each other.
     """
-    delta, privacy = target_delta(settings), settings.promise
-    selection = make_selection(settings)
-    kind = privacy.kind
-    others = [
-        *freeze(selection.releases(settings.rounds)),
-        *_before_training(settings),
-        *_after_training(settings, delta),
-    ]
-    chosen: dict[str, Any] = {"sampling": selection.sampling, **_chosen(settings)}
-    plan = kind(
-        budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
-        rounds=settings.rounds,
-        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
-        other_releases=freeze(others),
-        contribution_check=privacy.contribution_check,
-        **privacy.own_fields,
-        **_roster(settings),
-        **chosen,
-    )
+    privacy, selection = settings.promise, make_selection(settings)
+    others = [*_before_training(settings), *_after_training(settings, target_delta(settings))]
+    own = privacy.of_plan()
+    multiplier = own.pop("noise_multiplier", None)
+    kind: Any = privacy.kind
+    with privacy.named_as_keys(kind):
+        plan: Plan = kind(
+            budget=_budget(settings),
+            rounds=settings.rounds,
+            sampling=selection.sampling,
+            other_releases=freeze([*freeze(selection.releases(settings.rounds)), *others]),
+            **_roster(settings),
+            **own,
+            **_of_other_groups(settings),
+        )
     # The strategy checks this again when it is made; here it precedes the costly calibration.
     _check_together(settings, plan, selection)
-    if privacy.noise_multiplier is None:
+    if multiplier is None:
         return plan.calibrated()
-    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
+    plan = replace(plan, noise_multiplier=multiplier)
     if within_budget and privacy.epsilon:
         return plan.require_fits()
     return plan.with_spent_budget()
@@ -128,9 +124,9 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
     """
     if plan is not None and plan.sampling.own_groups:
         return LawSelection(plan.sampling)
-    if isinstance(settings.privacy, CorrelatedPrivacySettings):
-        return correlated_selection(settings, settings.privacy)
-    return settings.selection.make(settings.task.num_clients)
+    apart = _rounds_apart(settings)
+    selection: Selection = settings.selection.make(num_clients=settings.task.num_clients, **apart)
+    return selection
 
 
 def make_clipping(settings: Settings) -> Clipping:
@@ -155,11 +151,17 @@ def check_layers(settings: Settings) -> None:
 
 def target_delta(settings: Settings) -> float:
     """The delta that the settings ask for."""
-    if settings.privacy.delta is not None:
-        return settings.privacy.delta
-    if settings.sums_records:
-        return default_delta(declared_records(settings))
+    if settings.protects_clients:
+        return _budget(settings).delta
     return default_delta(settings.task.num_clients)
+
+
+def _budget(settings: Settings) -> PrivacyBudget:
+    def num_units() -> int:
+        return declared_records(settings) if settings.sums_records else settings.task.num_clients
+
+    made: PrivacyBudget = settings.privacy.make_by(budget, num_units=num_units)
+    return made
 
 
 def _check_together(settings: Settings, plan: Plan | None, selection: Selection) -> None:
@@ -173,22 +175,47 @@ def _check_together(settings: Settings, plan: Plan | None, selection: Selection)
     )
 
 
-def _chosen(settings: Settings) -> dict[str, Any]:
+def _of_other_groups(settings: Settings) -> dict[str, Any]:
     """Fields of some kinds only; settings refused keys that the chosen kind lacks."""
-    privacy, metrics = settings.privacy, settings.metrics
-    chosen: dict[str, Any] = {
+    schedule = settings.schedule.make()
+    fields: dict[str, Any] = {
         "clipping": make_clipping(settings),
         "metrics": _metrics(settings) or None,
-        "scalar_noise_std": metrics.scalar_noise_std,
+        "scalar_noise_std": settings.metrics.scalar_noise_std,
         "total_weight": settings.total_weight,
-        "coins_at_nodes": settings.selection.coins_at_nodes or None,
+        "coins_at_nodes": settings.selection.get("coins_at_nodes") or None,
+        "schedule": None if schedule == NoiseSchedule() else schedule,
+        "correlation": _correlation(settings),
     }
-    schedule = settings.schedule.make()
-    if schedule != NoiseSchedule():
-        chosen["schedule"] = schedule
-    if isinstance(privacy, CorrelatedPrivacySettings):
-        chosen["correlation"] = correlation_of(settings, privacy)
-    return {name: value for name, value in chosen.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rounds_apart(settings: Settings) -> dict[str, int]:
+    """What keeps a client's rounds apart; empty: nothing does."""
+    if not settings.privacy.has(rounds_apart):
+        return {}
+    apart: dict[str, int] = settings.privacy.make_by(
+        rounds_apart,
+        selection=settings.selection,
+        rounds=settings.rounds,
+        num_clients=settings.task.num_clients,
+    )
+    return apart
+
+
+def _correlation(settings: Settings) -> Banded | None:
+    """The noise's correlation; None: it has none."""
+    if not settings.privacy.has(banded):
+        return None
+    (apart,) = _rounds_apart(settings).values()
+    made: Banded = settings.privacy.make_by(
+        banded,
+        rounds=settings.rounds,
+        apart=apart,
+        momentum=settings.server_optimizer.momentum,
+        num_parameters=partial(_num_parameters, settings),
+    )
+    return made
 
 
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
@@ -214,35 +241,32 @@ def declared_records(settings: Settings) -> int:
     Raises:
         ValueError: No setting declares it, and the server has no training part to count.
     """
-    if settings.privacy.num_records is not None:
-        return settings.privacy.num_records
+    declared: int | None = settings.privacy.get("num_records")
+    return _count_records(settings) if declared is None else declared
+
+
+def _count_records(settings: Settings) -> int:
     if settings.task.partition == "nodes":
         raise OptionError(
             "nobody says how many records the nodes have: declare about as many as all have "
-            "together, privacy.num_records=..., which is public"
+            "together, privacy.num_records=..., which is public",
+            option="privacy.num_records",
         )
     from .workload import parts_of  # only here does a plan have to know the data
 
     return sum(map(len, parts_of(settings)))
 
 
-def _roster(settings: Settings) -> dict[str, Any]:
+def _roster(settings: Settings) -> dict[str, int]:
     """Declared number of units, and their distribution on nodes."""
-    nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
-    privacy = settings.privacy
-    if not isinstance(privacy, DistributedRecordsPrivacySettings):
-        roster: dict[str, Any] = {"num_clients": nodes}
-        if hosted > 1:
-            roster["units_per_node"] = hosted
+    roster = {"num_clients": settings.task.num_clients}
+    if settings.sums_records:
+        count = partial(_count_records, settings)
+        roster |= settings.privacy.make_by(record_roster, **roster, count=count)
         return roster
-    records = declared_records(settings)
-    most = privacy.max_records or records
-    if nodes * most < records:
-        raise OptionError(
-            f"{nodes} clients of at most privacy.max_records={most} records do not have "
-            f"privacy.num_records={records}: raise the first or lower the second"
-        )
-    return {"num_clients": nodes, "num_records": records, "max_records": most}
+    if settings.simulation.units_at_node > 1:
+        roster["units_per_node"] = settings.simulation.units_at_node
+    return roster
 
 
 def _usual_participations(settings: Settings) -> int:
@@ -263,7 +287,15 @@ def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
 
 
 def _num_layers(settings: Settings) -> int:
+    return len(_layout(settings).released)
+
+
+def _num_parameters(settings: Settings) -> int:
+    return _layout(settings).size
+
+
+def _layout(settings: Settings) -> VectorLayout:
     # Only here does a plan have to know the model, and with it torch.
     from .workload import initial_arrays_of
 
-    return len(VectorLayout.of(initial_arrays_of(settings)).released)
+    return VectorLayout.of(initial_arrays_of(settings))

@@ -175,7 +175,7 @@ class RunFolder:
 
     def witness(self, settings: Settings) -> Witness | None:
         """Witness of the ledger's last entry, if the settings name one."""
-        folder = settings.privacy.witness_dir
+        folder = settings.privacy.get("witness_dir")
         if folder is None:
             return None
         return witness_at(Path(folder) / f"{self.path.name}.heads")

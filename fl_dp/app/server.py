@@ -46,6 +46,7 @@ from .planning import make_plan, make_record_plan, make_selection, target_delta
 from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
+from .settings.selections import epsilon_of_owners
 from .trackers import final_of, start_of, trackers_of
 from .tuning.choice import chosen_settings
 from .virtual_time import VirtualTime, drawn_delays
@@ -160,7 +161,7 @@ def _train_by_plan(
     tracked: TrackedRun,
 ) -> Result:
     """Train with a promise to clients, and to their records under DP-SGD."""
-    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    rng = settings.privacy.rng()
     resumed = folder.has_ledger
     if folder.checkpoint.is_file() and not resumed:
         raise ValueError(
@@ -184,7 +185,7 @@ def _train_by_plan(
             plan=plan,
             ledger=ledger,
             selection=make_selection(settings, plan),
-            owners=settings.selection.epsilon_of(),
+            owners=epsilon_of_owners(settings.selection.get("owners")),
             roster_may_grow=settings.roster_may_grow,
             secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
@@ -239,7 +240,7 @@ def _train_without_plan(
 ) -> Result:
     """Train with at most a promise to records: the server averages unclipped updates."""
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
-    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    rng = settings.privacy.rng()
     strategy = UnprotectedFedAvg(
         settings.server_optimizer.make_for(settings.rounds),
         selection=make_selection(settings),
@@ -276,7 +277,7 @@ def _train_without_plan(
 
 def roster_of(settings: Settings) -> Roster | None:
     """Nodes of secure sums, as their owners know them; None without a roster."""
-    sums = settings.privacy.sums
+    sums = settings.privacy.get("secure_sum")
     if sums is None or sums.roster is None:
         return None
     return Roster.read(Path(sums.roster))

@@ -23,7 +23,7 @@ from fl_dp.accounting import (
 from fl_dp.codec import encode
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import FixedClipping, GaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
@@ -72,7 +72,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     folder.note_process()
     with logged_to(folder.log):
         check_data(settings)
-        rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+        rng = settings.privacy.rng()
         shared = settings.privacy.noised_by == "nodes"
         config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
         if shared:  # each simulated node charges itself, as a real one does
@@ -130,9 +130,10 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
         noise_multiplier=1.0,
     )
     kind: type[Plan] = CentralPlan
-    shared = privacy.sums is not None
-    if privacy.sums is not None:
-        options = replace(privacy.sums.options, max_parameters=query.dimension)
+    sums = privacy.get("secure_sum")
+    shared = sums is not None
+    if sums is not None:
+        options = replace(sums.make(), max_parameters=query.dimension)
         kind, fields = DistributedPlan, fields | {"secure_sum": options}
 
     def planned(*events: PrivacyEvent) -> Plan:

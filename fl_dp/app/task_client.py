@@ -34,7 +34,6 @@ from fl_dp.tasks.training import (
 from fl_dp.user_code import Contained
 
 from .settings import SETTINGS_KEY, Settings
-from .settings.selections import ExponentialSettings
 from .tuning import TRIAL_VALUES
 from .workload import (
     data_of_unit,
@@ -426,14 +425,15 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 def _max_loss(settings: Settings) -> float | None:
     """Bound on one record's loss; with records as units the mean rests on it."""
     chosen = settings.selection
-    if isinstance(chosen, ExponentialSettings) and settings.privacy.unit == "record":
-        return chosen.utility_high
+    if settings.privacy.unit == "record":
+        highest: float | None = chosen.get("utility_high")
+        return highest
     return None
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
     """Whether the unit has the records that its selection's charge assumes."""
-    return num_examples >= (settings.selection.records_per_client or 0)
+    return num_examples >= (settings.selection.get("records_per_client") or 0)
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:

@@ -124,7 +124,7 @@ def _quoted(statement: Mapping[str, Any]) -> Any:
 def _promise(
     plan: Plan | None, record_plan: RecordPlan | None, settings: Settings
 ) -> dict[str, Any]:
-    values: dict[str, Any] = {"promise/insecure": settings.privacy.insecure_seed is not None}
+    values: dict[str, Any] = {"promise/insecure": settings.privacy.get("insecure_seed") is not None}
     if plan is not None:
         values |= {
             "promise/epsilon": plan.budget.epsilon,

@@ -74,7 +74,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
         noise_multiplier=least_noise(statement),
         noise_of_mean=noise_of_mean(
             statement,
-            scheme=job.settings.privacy.scheme,
+            scheme=job.settings.privacy.get("scheme"),
             cohort=last["expected_cohort"],
         ),
         rounds=statement["rounds"],

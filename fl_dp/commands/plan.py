@@ -99,7 +99,7 @@ def plan(
             _show_noise(noises)
             _show_promise(promise_to_records(record_plan))
         return
-    budget = settings.privacy.epsilon
+    budget = settings.privacy.get("epsilon")
     if budget is not None and view.bounds.best > budget:
         warn(
             f"these rounds spend epsilon {brief_epsilon(view.bounds.best)}, more than the budget "
@@ -107,7 +107,7 @@ def plan(
             "privacy.noise_multiplier out"
         )
     insecure = None
-    if settings.privacy.insecure_seed is not None:
+    if settings.privacy.get("insecure_seed") is not None:
         insecure = "privacy.insecure_seed"
     _warn_of_no_promise(view.bounds.best, insecure=insecure)
     if plot is not None:

@@ -95,7 +95,9 @@ def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
         ValueError: If there is no bound, or one is not positive and finite.
     """
     if len(clipping_norms) == 0:
-        raise OptionError("there is no clipping norm: give one a layer", option="norms")
+        raise OptionError(
+            "norms must hold a clipping norm for each layer, got none", option="norms"
+        )
     for index, bound in enumerate(clipping_norms):
         require_positive(**{f"norms[{index}]": bound})
     return math.hypot(*clipping_norms)

@@ -37,8 +37,8 @@ class CentralPlan(ServerNoisePlan):
     the updates and with the noise.
 
     Attributes:
-        unit: `client`, or `record`. One record moves its client's update by up to twice the
-            clipping norm, hence replace-one neighbours.
+        unit: `client`, or `record` (one record; needs `replace-one`, as it moves its client's
+            update by up to twice the clipping norm).
         Others: See `ServerNoisePlan`, `Release` (total_weight) and `Hosting`.
     """
 

@@ -32,27 +32,26 @@ class SecureSum(Arguments):
     """Options of a training's secure sums; None stands for the default.
 
     Attributes:
-        least: Fewest repliers to open a sum with; default: 90 % of the nodes.
-        colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes of a
-            sum (in a plan with a roster: of all nodes), 2 up to 20, 5 up to 200, 10 above.
-        committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
-            else 40, or 60 from 500 on.
-        threshold: Members who can open a sum together; default: 80 % of the committee, or more
-            where that many may collude.
-        degree: Even number of neighbours to share masks with; default: all up to 64 nodes, else 20
-            up to 200 and 40 above, twice as many where over 10 % may drop out.
-        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
-            need more are rotated, then cut.
-        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
-            units can reach, or a quarter where that saves bits.
-        cross_check: Whether members agree on one set of repliers before they open: one more
-            exchange, and a lying server opens no sum below `least`.
+        least: Fewest nodes whose replies open a sum; None is 90 % of the nodes.
+        colluding: Nodes that may tell the server what they added: of a sum, or with a roster of all
+            nodes. None: 1 up to 10 nodes, 2 up to 20, 5 up to 200, else 10.
+        committee: Members that hold shares of every client's seeds; None is all nodes up to 20,
+            else 40, and 60 from 500 on.
+        threshold: Members that open a sum together; None is 80 % of the committee, or more where
+            many may collude.
+        degree: Neighbours that a client shares masks with, even. None: all up to 64 nodes, 20 up to
+            200, else 40; twice as many if over 10 % may drop out.
+        bits: Bits of each summed coordinate; None is 16, or 20 where needed. With too few, sums are
+            rotated and cut.
+        element_cap: Largest entry of one node's sum, in clipping norms. None: what its clients can
+            reach, or a quarter to save bits.
+        cross_check: Members first agree on who replied, in one more exchange; then a lying server
+            opens no sum below `least`.
         roster: Whether nodes know each other's identities from a file, which the promise against a
             lying server needs.
-        reply_after: Seconds after which every node answers, so that its time does not show its
-            coins; needed with coins at the nodes below `sampling_rate=1`, unused without. None: as
-            soon as ready.
-        max_parameters: Most model coordinates that the accounting's own error covers.
+        reply_after: Seconds after which every node answers, at least 4, so that time shows no coin.
+            Required where nodes flip coins; None: as soon as ready.
+        max_parameters: Most parameters of a model: the accounting's own error is computed for them.
     """
 
     least: int | None = None

@@ -20,8 +20,8 @@ class Hosting:
     Attributes:
         units_per_node: Most units of a node. Above 1, a node answers with the sum of its units'
             clipped updates, and is trusted to clip them.
-        coins_at_nodes: Whether each node flips its own units' coins and keeps their number secret;
-            it is trusted with them.
+        coins_at_nodes: Each node flips the coins of its own units and keeps their number secret; it
+            is trusted with them.
         nodes: Number of nodes where units are records. An update is then one record's gradient,
             and a node keeps its number of records secret, up to `units_per_node`. None: units are
             clients, on as many nodes as needed.

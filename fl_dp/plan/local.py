@@ -36,11 +36,11 @@ class LocalPlan(NormClippedPlan):
 
     Attributes:
         clipping: Bound on one client's update, of the scheme's norm.
-        scheme: A client's noise, by a name of `fl_dp.mechanisms.schemes.SCHEMES`.
-            `noise_multiplier` is that of one client's own noise.
+        scheme: The clients' noise: `gaussian`, `laplace` or `exponential`; `noise_multiplier` is
+            that of one client's own noise.
         sampling: All clients, a visible cohort, or public groups with their own budgets, whose
             clients add their own noise in every round; `budget` has the largest.
-        unit: `client`, or `record`; see `CentralPlan`.
+        unit: `client`, or `record` (one record; needs `replace-one`).
         Others: See `Plan`.
     """
 

@@ -96,15 +96,16 @@ class Plan(Arguments, ABC):
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of planned models; 0 for a plan of `other_releases` alone.
         num_clients: Number of clients of the declared roster; public.
-        neighboring_relation: Defines which populations are neighbours.
+        neighboring_relation: Populations that are neighbours: `zero-out`, `add-or-remove-one` (the
+            same numbers) or `replace-one` (about twice the noise).
         other_releases: Other releases under this budget, such as private statistics.
-        contribution_check: Whether each round also releases a noisy number of contributing units;
-            see `Release`.
+        contribution_check: End a run to which no client contributes, by a noisy count in each
+            round, for at most 1 % more noise (5 % with few clients or rounds).
         trained: Names of the model's arrays that are trained and released, or patterns, with `*`
             and `?` as in file names (`fl_dp.clients.trained_names(module)`). All others stay as
             they are in the first model. None: all floating-point arrays.
-        noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
-            least noise. NaN: still to be calibrated.
+        noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
+            with the least noise. NaN: what spends the budget.
     """
 
     kind: ClassVar[str]

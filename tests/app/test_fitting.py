@@ -17,7 +17,7 @@ from fl_dp.app.overrides import ConfigError
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS, KEYS
-from fl_dp.app.settings.promises import PROMISES, PrivacySettings, PromiseSettings
+from fl_dp.app.settings.promises import PROMISES, Promise
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.clipped import RuleClippedPlan
@@ -25,7 +25,7 @@ from fl_dp.strategies import check_together
 from fl_dp.updates.compression_options import CompressionOptions
 
 CLIENTS = 40
-PLANNED = {each.mode: each for each in PROMISES if isinstance(each, PromiseSettings)}
+PLANNED = {mode: promise for mode, promise in PROMISES.items() if promise.kind is not None}
 # Far beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
 SMALL = (
     *("rounds=4", f"task.num_clients={CLIENTS}", "privacy.epsilon=1000", "privacy.delta=1e-4"),
@@ -164,12 +164,12 @@ def test_dp_sgd_stands_beside_a_kind_where_its_promise_says_so(mode: str) -> Non
     assert refused == ("on" not in PLANNED[mode].fitting.dp_sgd)
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=str)
+@pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
 def test_what_a_promise_has_not_is_refused_and_no_advice_trusts_somebody_more(
-    promise: PrivacySettings,
+    promise: type[Promise],
 ) -> None:
     """Another promise is named as another one: who needs it has to choose it."""
-    mode = promise.mode
+    mode = promise.option
     for group in GROUPS:
         options = getattr(promise.fitting, group)
         for name in OPTIONS[group].keys() - set(options):
@@ -188,8 +188,8 @@ def test_what_a_promise_has_not_is_refused_and_no_advice_trusts_somebody_more(
 
 
 def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
-    for promise in PROMISES:
-        settings = compose_settings([f"privacy={promise.mode}"])
+    for mode, promise in PROMISES.items():
+        settings = compose_settings([f"privacy={mode}"])
         assert settings.selection.name == promise.fitting.selection[0]
         assert settings.protects_records is (promise.fitting.dp_sgd[0] == "on")
 

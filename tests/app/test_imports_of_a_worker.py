@@ -103,7 +103,7 @@ main()
 def test_an_engine_is_started_before_flower_and_accountants_are_imported(tmp_path: Path) -> None:
     """They are imported while it starts, in processes of its own."""
     loaded = loaded_by(BEFORE_THE_ENGINE, f"output_dir={tmp_path}", "rounds=2")
-    ours = {"fl_dp.ledger", "fl_dp.plan", "fl_dp.strategies", "fl_dp.app.run_folder"}
+    ours = {"fl_dp.ledger", "fl_dp.strategies", "fl_dp.app.run_folder"}
     assert (ACCOUNTING | OPACUS | ours | {"flwr", "ray", "sklearn", "torch"}) & loaded == set()
     assert "fl_dp.app.settings" in loaded  # they were composed
 

@@ -16,7 +16,6 @@ from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
 from fl_dp.app.recipes import entries, recipe_of, with_recipe
 from fl_dp.app.server import train
-from fl_dp.app.settings.promises import DistributedRecordsPrivacySettings
 
 FASHION = ["task=fashion_mnist"]
 
@@ -126,7 +125,7 @@ def test_a_table_brings_steps_of_records_together_or_not_at_all(task: str) -> No
     assert recipe_of(with_recipe(table)).notes == ()
     settings = compose_settings([*table, *(["task.data_dir=/data"] if task == "csv" else [])])
     assert settings.selection.sampling_rate == settings.clipping.norm == 1.0
-    assert isinstance(settings.privacy, DistributedRecordsPrivacySettings)
+    assert settings.privacy.option == "distributed_records"
     assert settings.privacy.secure_sum.reply_after is None
 
 

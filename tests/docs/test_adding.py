@@ -192,30 +192,27 @@ SELECTION_OF_APP = Addition(
     written={},
     registered={
         "fl_dp/app/settings/selections.py": {
-            "SELECTIONS: tuple[": '''@dataclass(kw_only=True)
-class InTurnSettings(SelectionSettings):
-    """Clients in the order of the roster.
+            "class SelectionOption(": '''def in_turn(
+    num_clients: int, *, sampling_rate: Rate = 0.25, participation_cap: Count | None = None
+) -> Selection:
+    """Return clients in the order of the roster.
 
-    Attributes:
-        participation_cap: Most rounds of one client; null charges every round.
+    Args:
+        num_clients: Number of clients of the roster.
+        sampling_rate: As for `poisson`.
+        participation_cap: Most rounds of one client; None charges every round.
     """
+    from fl_dp.strategies import InTurnSelection
 
-    name: str = tracked("in_turn")
-    participation_cap: int | None = tracked(None)
-
-    def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
-        from fl_dp.accounting import VisibleSampling
-        from fl_dp.strategies import InTurnSelection
-
-        law = VisibleSampling(
-            cohort=self.cohort(num_clients), participation_cap=self.participation_cap
-        )
-        return InTurnSelection(law)
+    size = cohort(sampling_rate, num_clients)
+    return InTurnSelection(VisibleSampling(cohort=size, participation_cap=participation_cap))
 
 
-SELECTIONS: tuple[''',
-            "    BufferedSettings(),\n": "    BufferedSettings(),\n    InTurnSettings(),\n",
+class SelectionOption(''',
+            "        _selection(fixed, FixedSizeSampling),\n": (
+                "        _selection(fixed, FixedSizeSampling),\n"
+                "        _selection(in_turn, VisibleSampling, participation_cap=key()),\n"
+            ),
         }
     },
 )
@@ -278,24 +275,10 @@ PROMISE_OF_APP = Addition(
     written={},
     registered={
         "fl_dp/app/settings/promises.py": {
-            "PROMISES: tuple[": '''@dataclass(kw_only=True)
-class RoundedPrivacySettings(LocalPrivacySettings):
-    """Each client adds noise and rounds what it sends."""
-
-    mode: str = tracked("rounded")
-    scheme: str = tracked("rounded")
-
-    @property
-    def kind(self) -> type[Plan]:
-        """The kind of plan that keeps it."""
-        from fl_dp.plan import LocalPlan
-
-        return LocalPlan
-
-
-PROMISES: tuple[''',
-            "    LocalPrivacySettings(),\n": (
-                "    LocalPrivacySettings(),\n    RoundedPrivacySettings(),\n"
+            '        _planned("local", unit=key(), scheme=key()),\n': (
+                '        _planned("local", unit=key(), scheme=key()),\n'
+                '        _planned("rounded", plan="local", unit=key(), '
+                'scheme=key(default="rounded")),\n'
             ),
         }
     },
@@ -330,19 +313,17 @@ SETTING = Addition(
     written={},
     registered={
         "fl_dp/app/settings/promises.py": {
-            "        contribution_check: End a run": (
+            "    delta: Annotated[float, between_0_and_1] | None = None,\n": (
+                "    delta: Annotated[float, between_0_and_1] | None = None,\n"
+                "    delta_power: Positive = 1.1,\n"
+            ),
+            '            -1.1.\n    """': (
+                "            -1.1.\n"
                 "        delta_power: A delta that nobody writes is `num_clients` to minus this.\n"
-                "        contribution_check: End a run"
+                '    """'
             ),
-            "    contribution_check: bool = tracked(True)\n": (
-                "    delta_power: float = tracked(1.1)\n"
-                "    contribution_check: bool = tracked(True)\n"
-            ),
-        },
-        "fl_dp/app/planning.py": {
-            "    return default_delta(settings.task.num_clients)\n": (
-                "    return settings.task.num_clients**-settings.promise.delta_power\n"
-            )
+            "default_delta(num_units())": "num_units() ** -delta_power",
+            "epsilon=key(), delta=key())": "epsilon=key(), delta=key(), delta_power=key())",
         },
     },
 )

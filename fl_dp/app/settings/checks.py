@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import Field, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,3 +121,11 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
 
 Positive = Annotated[float, positive]
 """A number that is positive and finite."""
+Natural = Annotated[int, partial(at_least, least=0)]
+"""A whole number from 0 on."""
+Count = Annotated[int, partial(at_least, least=1)]
+"""A whole number from 1 on."""
+Several = Annotated[int, partial(at_least, least=2)]
+"""A whole number from 2 on."""
+AbsolutePath = Annotated[str, absolute]
+"""A path that starts at the root."""

@@ -19,6 +19,10 @@ class DPSGDSettings:
 
     enabled: bool = tracked(False)
 
+    def __str__(self) -> str:
+        """Return the option."""
+        return "on" if self.enabled else "off"
+
 
 @dataclass(kw_only=True)
 class DPSGDOnSettings(DPSGDSettings):

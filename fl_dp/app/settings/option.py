@@ -19,10 +19,10 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from fl_dp.option_errors import OptionError
 
@@ -30,6 +30,7 @@ from .checks import choices, tracked
 from .sentences import sentences_of
 
 _OF_THE_MAKER: Any = object()
+_FIRST_WORD = re.compile(r"[\w.]*")
 _NULL = re.compile(r"\b(?:None|NaN)\b")
 _Option = TypeVar("_Option", bound="Option")
 
@@ -41,12 +42,14 @@ class KeyRule:
     Attributes:
         default: Default in place of the maker's.
         required: Whether null stands for a value that still has to be written.
+        check: A check that the type does not bring.
         tracked: Whether trackers get the value.
         tunable: Whether a candidate of a choice may change it.
     """
 
     default: Any = _OF_THE_MAKER
     required: bool = False
+    check: Callable[[str, Any], None] | None = None
     tracked: bool = True
     tunable: bool = False
 
@@ -68,6 +71,8 @@ class MadeBy:
         hints = _hints(signed)
         for name, rule in self.keys.items():
             hint, is_nullable, checks = _plain(hints[name])
+            if rule.check is not None:
+                checks += (rule.check,)
             default = parameters[name].default if rule.default is _OF_THE_MAKER else rule.default
             metadata = dict(tracked(None, tunable=rule.tunable).metadata) if rule.tracked else {}
             metadata |= {"help": _in_keys(sentences.get(name, "")), "checks": checks}
@@ -90,13 +95,21 @@ class Option:
     """Values of one option's keys; `option` makes a class for each option, with its keys."""
 
     group: ClassVar[str] = ""
+    option: ClassVar[str] = ""
     makers: ClassVar[tuple[MadeBy, ...]] = ()
     checked_by: ClassVar[Mapping[str, Any] | None] = None  # `given` of a maker that checks early
 
     if TYPE_CHECKING:
 
+        def __init__(self, **values: Any) -> None:
+            """Take values by key; type checkers do not know the keys."""
+
         def __getattr__(self, key: str) -> Any:
-            """Return a key's value; type checkers do not know the keys."""
+            """Return a key's value."""
+
+    def __str__(self) -> str:
+        """Return the option."""
+        return self.option
 
     def __post_init__(self) -> None:
         """Check the values; what makes the option does so once all of them are there."""
@@ -121,6 +134,14 @@ class Option:
         """Return a key's value; None if the option has no such key."""
         return getattr(self, key, None)
 
+    def with_values(self, **values: Any) -> Self:
+        """Return the option with other values, checked anew."""
+        return replace(self, **values)
+
+    def has(self, maker: Callable[..., Any]) -> bool:
+        """Tell whether a maker is one of the option's."""
+        return any(made.maker is maker for made in self.makers)
+
     def make(self, **given: Any) -> Any:
         """Return what the option stands for.
 
@@ -134,21 +155,39 @@ class Option:
 
     def make_by(self, maker: Callable[..., Any], **given: Any) -> Any:
         """Return what one of the makers makes; see `make`."""
-        made = next(made for made in self.makers if made.maker is maker)
+        arguments = self.arguments(maker)
         taken = given.keys() & inspect.signature(maker).parameters.keys()
-        with named_as_keys(self.group, made.keys):
-            return maker(**{name: given[name] for name in taken}, **self.arguments(made))
+        with self.named_as_keys(maker):
+            return maker(**{name: given[name] for name in taken}, **arguments)
 
-    def arguments(self, made: MadeBy) -> dict[str, Any]:
+    def arguments(self, maker: Callable[..., Any]) -> dict[str, Any]:
         """Return the arguments of a maker that are keys; null is left out where it takes none."""
         arguments = {}
-        for name in made.keys:
+        for name in self._keys_of(maker):
             value, setting = getattr(self, name), type(self).__dataclass_fields__[name]
             if isinstance(value, Option):
                 arguments[name] = value.make()
             elif value is not None or setting.metadata["takes_null"]:
                 arguments[name] = tuple(value) if isinstance(value, list) else value
         return arguments
+
+    @contextmanager
+    def named_as_keys(self, maker: Callable[..., Any]) -> Iterator[None]:
+        """Let an error that begins with an argument of a maker begin with its key, and carry it."""
+        try:
+            yield
+        except OptionError as error:
+            text = str(error)
+            word = _FIRST_WORD.match(text)[0]  # type: ignore[index]  # it matches any text
+            name = (error.option or word).rpartition(".")[2]
+            if name in self._keys_of(maker):
+                error.option = f"{self.group}.{name}"
+                if f".{error.option}".endswith(f".{word}"):
+                    error.args = (f"{error.option}{text.removeprefix(word)}",)
+            raise
+
+    def _keys_of(self, maker: Callable[..., Any]) -> Mapping[str, KeyRule]:
+        return next(made.keys for made in self.makers if made.maker is maker)
 
 
 def option(
@@ -167,23 +206,10 @@ def option(
     fields: list[tuple[str, Any, Any]] = [(chosen_by, str, tracked(name))] if name else []
     for made in makers:
         fields += made.fields()
-    namespace = {"group": group, "makers": makers, **own}
+    namespace = {"group": group, "option": name, "makers": makers, **own}
     title = "".join(part.title() for part in f"{name}_{group}".replace(".", "_").split("_"))
     made_class = make_dataclass(title, fields, bases=(base,), namespace=namespace, kw_only=True)
     return typing.cast("type[_Option]", made_class)
-
-
-@contextmanager
-def named_as_keys(group: str, keys: Mapping[str, Any]) -> Iterator[None]:
-    """Let an error that begins with an argument begin with its key, which it carries, too."""
-    try:
-        yield
-    except OptionError as error:
-        word = str(error).partition(" ")[0]
-        if word in keys:
-            error.args = (f"{group}.{error}",)
-            error.option = f"{group}.{word}"
-        raise
 
 
 def _hints(signed: Any) -> dict[str, Any]:

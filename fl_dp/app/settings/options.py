@@ -23,10 +23,10 @@ from .tracking import TRACKINGS
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "features": {option.name: option for option in FEATURES},
-    "privacy": {option.mode: option for option in PROMISES},
+    "privacy": {name: option() for name, option in PROMISES.items()},
     "dp_sgd": {"on" if option.enabled else "off": option for option in DP_SGD},
     "clipping": {name: option() for name, option in CLIPPINGS.items()},
-    "selection": {option.name: option for option in SELECTIONS},
+    "selection": {name: option() for name, option in SELECTIONS.items()},
     "schedule": {name: option() for name, option in SCHEDULES.items()},
     "server_optimizer": {option.name: option for option in SERVER_OPTIMIZERS},
     "tracking": {option.name: option for option in TRACKINGS},

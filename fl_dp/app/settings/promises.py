@@ -1,396 +1,194 @@
-"""Settings of the promise, a class for each `privacy=NAME`, and the options that each allows.
+"""The options of `privacy=NAME`: the promise, by the kind of plan that fulfils it.
 
-`privacy=NAME` names a kind of plan, a class of `fl_dp.plan.as_json.KINDS`. `none` and `dp_sgd`
-promise nothing to clients and have no such plan.
+`none` and `dp_sgd` promise nothing to clients and have no plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
 
+from fl_dp.accounting import PrivacyBudget, default_delta
+from fl_dp.arguments import hints_of
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
+from fl_dp.plan import Plan
+from fl_dp.plan.as_json import KINDS
 
-from .checks import absolute, at_least, between_0_and_1, choices, positive, tracked
-from .clippings import CLIPPINGS
-from .schedules import SCHEDULES
-from .secure_sum import SecureSumSettings
-from .selections import SELECTIONS
-
-if TYPE_CHECKING:
-    from fl_dp.plan import Plan
-
-_METRICS = ("metrics.loss", "metrics.accuracy", "metrics.scalar_noise_std")
-_WEIGHTS = ("weight_cap", "total_weight")
-_HELD_OUT = "metrics.private_epsilon"
-_CAP = "selection.participation_cap"
-_COINS = "selection.coins_at_nodes"
-_UNITS = "simulation.units_per_node"
-_STATISTIC = "statistic.query"
-_OF_ONE_KIND = ("buffered", "own_budgets")  # of clients as units, with plans of their own
-_EACH_SELECTION = tuple(option.name for option in SELECTIONS if option.name not in _OF_ONE_KIND)
-_EACH_CLIPPING = tuple(CLIPPINGS)
-_EACH_SCHEDULE = tuple(SCHEDULES)
+from .checks import AbsolutePath, Count, Natural, Positive, between_0_and_1, positive
+from .correlation import banded, rounds_apart
+from .fitting import Fitting, fitting_of
+from .option import KeyRule, MadeBy, Option, key, made_by, option
+from .secure_sum import OF_CLIENTS, OF_RECORDS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitting:
-    """Options of other groups that a promise allows; the first of each is the default.
+def budget(
+    num_units: Callable[[], int],
+    *,
+    epsilon: Positive | None = 8.0,
+    delta: Annotated[float, between_0_and_1] | None = None,
+) -> PrivacyBudget:
+    """Return the budget of each unit.
 
-    Attributes:
-        selection: Options that choose who takes part.
-        clipping: Options of the bound on an update.
-        schedule: Options that spread the budget over the rounds.
-        dp_sgd: Whether clients may, or must, train by DP-SGD.
-        keys: Keys of `fitting.KEYS` that it allows.
+    Args:
+        num_units: Counts the units, which may need the data.
+        epsilon: Budget of each unit over the whole training; None only with a noise multiplier.
+        delta: Probability with which epsilon may fail; None is the number of units to the power of
+            -1.1.
     """
-
-    selection: tuple[str, ...] = ("poisson", "truncated_poisson", "fixed", "public")
-    clipping: tuple[str, ...] = ("fixed",)
-    schedule: tuple[str, ...] = ("constant",)
-    dp_sgd: tuple[str, ...] = ("off", "on")
-    keys: tuple[str, ...] = ()
+    if delta is None:
+        delta = default_delta(num_units())
+    return PrivacyBudget(epsilon=epsilon or 1.0, delta=delta)
 
 
-@dataclass(kw_only=True)
-class PrivacySettings:
+def witness(*, witness_dir: AbsolutePath | None = None) -> str | None:
+    """Return the folder of a witness of each run's ledger.
+
+    Args:
+        witness_dir: Absolute folder on another disk that notes each ledger's length: an older copy
+            is refused. None: none.
+    """
+    return witness_dir
+
+
+def randomness(*, insecure_seed: Natural | None = None) -> SecureRandom:
+    """Return the source of the server's noise and coins.
+
+    Args:
+        insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
+            ledger and statement report for good.
+    """
+    return SecureRandom(insecure_seed=insecure_seed)
+
+
+def record_roster(
+    num_clients: int,
+    count: Callable[[], int],
+    *,
+    num_records: Count | None = None,
+    max_records: Count | None = None,
+) -> dict[str, int]:
+    """Return the fields of a plan whose units are records.
+
+    Args:
+        num_clients: Number of clients.
+        count: Counts the training part of the server.
+        num_records: About how many records all clients have; None counts the server's training
+            part, if it has one.
+        max_records: Most records of one client, public; None is all of them.
+
+    Raises:
+        OptionError: If the clients can't have as many.
+    """
+    records = count() if num_records is None else num_records
+    most = max_records or records
+    if num_clients * most < records:
+        raise OptionError(
+            f"{num_clients} clients of at most privacy.max_records={most} records do not have "
+            f"privacy.num_records={records}: raise the first or lower the second",
+            option="privacy.max_records",
+        )
+    return {"num_records": records, "max_records": most}
+
+
+class Promise(Option):
     """The promise.
 
     Attributes:
-        mode: Option of the group.
-        neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
-            (about twice the noise).
+        kind: The kind of plan that fulfils it; None: it promises nothing to clients.
+        fitting: What goes with it.
+        unit: The unit that it protects, `client` or `record`, where no key says so.
     """
 
+    kind: ClassVar[type[Plan] | None] = None
     fitting: ClassVar[Fitting]
     noised_by: ClassVar[str] = "nobody"  # or "server", "nodes" by shares, "clients" each
-    mode: str = tracked("")
-    neighboring_relation: str = tracked("zero-out")
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        choices("privacy", self)
-
-    def __str__(self) -> str:
-        """Return the option."""
-        return self.mode
-
-    @property
-    def unit(self) -> str:
-        """The unit of the promise: `client` or `record`."""
-        return "client"
-
-    @property
-    def epsilon(self) -> float | None:
-        """The budget of a unit; None: no budget, or a noise multiplier determines it."""
-        return None
-
-    @property
-    def delta(self) -> float | None:
-        """The probability with which epsilon may fail; None: chosen by the number of units."""
-        return None
-
-    @property
-    def noise_multiplier(self) -> float | None:
-        """Noise standard deviation over the clipping norm; None: calibrated, or no noise."""
-        return None
-
-    @property
-    def contribution_check(self) -> bool:
-        """Whether a run to which no client contributes is ended."""
-        return False
-
-    @property
-    def witness_dir(self) -> str | None:
-        """Folder of a witness of each run's ledger; None: no witness."""
-        return None
-
-    @property
-    def insecure_seed(self) -> int | None:
-        """Seed of the server's noise and coins; None: secret randomness."""
-        return None
-
-    @property
-    def scheme(self) -> str | None:
-        """Noise that the clients add; None: none of their own."""
-        return None
-
-    @property
-    def sums(self) -> SecureSumSettings | None:
-        """Secure sums, in which each node adds a share of the noise; None: no secure sums."""
-        return None
-
-    @property
-    def num_records(self) -> int | None:
-        """Declared number of records, where records are the units; None: not declared."""
-        return None
-
-
-@dataclass(kw_only=True)
-class NonePrivacySettings(PrivacySettings):
-    """No promise to anybody.
-
-    Attributes:
-        insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
-            ledger and statement report for good.
-    """
-
-    fitting = Fitting(dp_sgd=("off",), keys=("weight_cap",))
-    mode: str = tracked("none")
-    insecure_seed: int | None = None
+    unit: ClassVar[str] = "client"
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        at_least("privacy.insecure_seed", self.insecure_seed, 0)
-
-
-@dataclass(kw_only=True)
-class DPSGDPrivacySettings(PrivacySettings):
-    """Records alone are protected, by DP-SGD inside clients."""
-
-    fitting = Fitting(dp_sgd=("on",))
-    mode: str = tracked("dp_sgd")
-
-
-@dataclass(kw_only=True)
-class PromiseSettings(PrivacySettings):
-    """A promise to each unit, by a plan.
-
-    Attributes:
-        epsilon: Budget of each unit over the whole training; null only with a noise multiplier.
-        delta: Probability with which epsilon may fail; null is the number of units to the power of
-            -1.1.
-        noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
-            with the least noise. Null: what spends the budget.
-        contribution_check: End a run to which no client contributes, by a noisy count in each
-            round, for at most 1 % more noise (5 % with few clients or rounds).
-        witness_dir: Absolute folder on another disk that notes each ledger's length: an older copy
-            is refused. Null: none.
-    """
-
-    epsilon: float | None = tracked(8.0)
-    delta: float | None = tracked(None)
-    noise_multiplier: float | None = tracked(None)
-    contribution_check: bool = tracked(True)
-    witness_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        if self.epsilon is None and self.noise_multiplier is None:
+        if self.kind is not None and self.epsilon is None and self.noise_multiplier is None:
             raise OptionError(
                 "privacy.epsilon and privacy.noise_multiplier are both null: write a "
-                "budget, for example privacy.epsilon=2"
+                "budget, for example privacy.epsilon=2",
+                option="privacy.epsilon",
             )
-        positive("privacy.epsilon", self.epsilon)
-        positive("privacy.noise_multiplier", self.noise_multiplier)
-        between_0_and_1("privacy.delta", self.delta)
-        absolute("privacy.witness_dir", self.witness_dir)
 
-    @property
-    def kind(self) -> type[Plan]:
-        """The kind of plan that fulfils the promise."""
-        from fl_dp.plan.as_json import KINDS  # with SciPy, which no client's settings need
+    def of_plan(self) -> dict[str, Any]:
+        """Return the fields of the plan that are keys of the promise."""
+        assert self.kind is not None  # as `Settings.promise` checks
+        return self.arguments(self.kind)
 
-        return KINDS[self.mode]
-
-    @property
-    def own_fields(self) -> dict[str, Any]:
-        """Fields of the plan that are set by these keys alone."""
-        return {}
+    def rng(self) -> SecureRandom:
+        """Return a new source of the server's noise and coins."""
+        return randomness(insecure_seed=self.get("insecure_seed"))
 
 
-@dataclass(kw_only=True)
-class ServerPromiseSettings(PromiseSettings):
-    """The server clips, sums and adds the noise.
+_RELATION = made_by(Plan, neighboring_relation=key())
+_SEED = made_by(randomness, insecure_seed=key(tracked=False))
 
-    Attributes:
-        insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
-            ledger and statement report for good.
+
+def _promise(name: str, fitting: Fitting, *makers: MadeBy, **own: Any) -> type[Promise]:
+    made = option("privacy", name, *makers, base=Promise, chosen_by="mode", **own)
+    made.fitting = fitting
+    return made
+
+
+def _planned(
+    name: str,
+    *more: MadeBy,
+    plan: str | None = None,
+    statistics: tuple[str, ...] = (),
+    **keys: KeyRule,
+) -> type[Promise]:
+    """Return the promise that a kind of plan fulfils, with its own fields among `keys`.
+
+    The kind is called like the promise, unless `plan` names it.
     """
-
-    noised_by = "server"
-    insecure_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        at_least("privacy.insecure_seed", self.insecure_seed, 0)
-
-
-@dataclass(kw_only=True)
-class CentralPrivacySettings(ServerPromiseSettings):
-    """The server clips, sums and adds new noise in each round.
-
-    Attributes:
-        unit: `client`, or `record` (one record; needs `replace-one`).
-    """
-
-    fitting = Fitting(
-        selection=_EACH_SELECTION,
-        clipping=_EACH_CLIPPING,
-        schedule=_EACH_SCHEDULE,
-        keys=(
-            *(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _COINS, _CAP),
-            *(_STATISTIC, "statistic.law"),
+    kind = KINDS[plan or name]
+    noised_by = "nodes" if kind.masked else "server" if kind.of_sums else "clients"
+    makers = (
+        made_by(budget, epsilon=key(), delta=key()),
+        made_by(
+            kind,
+            neighboring_relation=key(),
+            noise_multiplier=key(check=positive),
+            contribution_check=key(),
+            **keys,
         ),
+        made_by(witness, witness_dir=key(tracked=False)),
+        *([_SEED] if noised_by == "server" else []),
+        *more,
     )
-    mode: str = tracked("central")
-    unit: str = tracked("client")
-
-    @property
-    def own_fields(self) -> dict[str, Any]:
-        """The unit."""
-        return {"unit": self.unit}
+    of_kind = {"kind": kind, "noised_by": noised_by}
+    if "max_records" in hints_of(kind):
+        of_kind["unit"] = "record"
+    return _promise(name, fitting_of(kind, *statistics), *makers, **of_kind)
 
 
-@dataclass(kw_only=True)
-class CorrelatedPrivacySettings(CentralPrivacySettings):
-    """The server's noise of one round is partly taken away again in later ones.
-
-    Attributes:
-        separation: With `selection=public`, least distance in rounds between two participations of
-            a client; null is the largest that the roster allows.
-        groups: With `selection=poisson` or `truncated_poisson`, number of public groups that take
-            turns; required.
-        bands: Rounds that one draw of noise reaches; the server keeps one vector less. Null: the
-            distance of a client's rounds, or what fits into 1 GiB.
-    """
-
-    fitting = Fitting(
-        selection=("poisson", "truncated_poisson", "public"),
-        clipping=_EACH_CLIPPING,
-        keys=(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _CAP),
+PROMISES: dict[str, type[Promise]] = {
+    made.option: made
+    for made in (
+        _planned("central", unit=key(), statistics=("statistic.query", "statistic.law")),
+        _planned(
+            "correlated",
+            made_by(rounds_apart, separation=key(), groups=key()),
+            made_by(banded, bands=key()),
+            unit=key(),
+        ),
+        _planned("buffered"),
+        _planned("grouped"),
+        _planned("local", unit=key(), scheme=key()),
+        _planned(
+            "distributed", secure_sum=key(default=OF_CLIENTS), statistics=("statistic.query",)
+        ),
+        _planned(
+            "distributed_records",
+            made_by(record_roster, num_records=key(), max_records=key()),
+            secure_sum=key(default=OF_RECORDS),
+        ),
+        _promise("dp_sgd", Fitting(dp_sgd=("on",)), _RELATION),
+        _promise("none", Fitting(dp_sgd=("off",), keys=("weight_cap",)), _RELATION, _SEED),
     )
-    mode: str = tracked("correlated")
-    separation: int | None = tracked(None)
-    groups: int | None = tracked(None)
-    bands: int | None = tracked(None)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        for key in ("separation", "groups", "bands"):
-            at_least(f"privacy.{key}", getattr(self, key), 2)
-
-
-@dataclass(kw_only=True)
-class BufferedPrivacySettings(ServerPromiseSettings):
-    """The server releases the next answers, with new noise, whenever a buffer of them is full."""
-
-    fitting = Fitting(
-        selection=("buffered",),
-        clipping=_EACH_CLIPPING,
-        keys=(*_METRICS, _HELD_OUT, _CAP),
-    )
-    mode: str = tracked("buffered")
-
-
-@dataclass(kw_only=True)
-class GroupedPrivacySettings(ServerPromiseSettings):
-    """Public groups have budgets of their own, and each takes part as often as its own allows."""
-
-    fitting = Fitting(
-        selection=("own_budgets",),
-        clipping=_EACH_CLIPPING,
-        keys=(*_METRICS, _HELD_OUT),
-    )
-    mode: str = tracked("grouped")
-
-
-@dataclass(kw_only=True)
-class LocalPrivacySettings(PromiseSettings):
-    """Each client clips and adds noise itself, and sends nothing else.
-
-    Attributes:
-        unit: `client`, or `record` (one record; needs `replace-one`).
-        scheme: The clients' noise: `gaussian`, `laplace` or `exponential`.
-    """
-
-    fitting = Fitting(
-        selection=("poisson", "public", "own_budgets"), schedule=_EACH_SCHEDULE, keys=(_CAP,)
-    )
-    noised_by = "clients"
-    mode: str = tracked("local")
-    unit: str = tracked("client")
-    scheme: str = tracked("gaussian")
-
-    @property
-    def own_fields(self) -> dict[str, Any]:
-        """Unit and scheme."""
-        return {"unit": self.unit, "scheme": self.scheme}
-
-
-@dataclass(kw_only=True)
-class DistributedPrivacySettings(PromiseSettings):
-    """Each node adds a share of the noise, and the server sees only sums."""
-
-    fitting = Fitting(
-        selection=("poisson", "public"),
-        clipping=_EACH_CLIPPING,
-        schedule=_EACH_SCHEDULE,
-        keys=(*_METRICS, _HELD_OUT, _UNITS, _COINS, _STATISTIC),
-    )
-    noised_by = "nodes"
-    mode: str = tracked("distributed")
-    secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
-
-    @property
-    def sums(self) -> SecureSumSettings:
-        """Secure sums, in which each node adds a share of the noise."""
-        return self.secure_sum
-
-    @property
-    def own_fields(self) -> dict[str, Any]:
-        """The terms of secure sums."""
-        return {"secure_sum": self.secure_sum.options}
-
-
-def _sums_of_records() -> SecureSumSettings:
-    return SecureSumSettings(reply_after=10.0)  # required for records' coins at the nodes
-
-
-@dataclass(kw_only=True)
-class DistributedRecordsPrivacySettings(DistributedPrivacySettings):
-    """Records are the units: each round is a step of DP-SGD on the records of all clients.
-
-    A client adds up the clipped gradients of its records and a share of the noise. It flips their
-    coins itself: `selection.sampling_rate` is that of records.
-
-    Attributes:
-        num_records: About how many records all clients have; null counts the server's training
-            part, if it has one.
-        max_records: Most records of one client, public; null is all of them.
-    """
-
-    fitting = Fitting(selection=("poisson",), schedule=_EACH_SCHEDULE, dp_sgd=("off",))
-    mode: str = tracked("distributed_records")
-    secure_sum: SecureSumSettings = field(default_factory=_sums_of_records)
-    num_records: int | None = tracked(None)
-    max_records: int | None = tracked(None)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        for key in ("num_records", "max_records"):
-            at_least(f"privacy.{key}", getattr(self, key), 1)
-
-    @property
-    def unit(self) -> str:
-        """One record."""
-        return "record"
-
-
-PROMISES: tuple[PrivacySettings, ...] = (
-    CentralPrivacySettings(),
-    CorrelatedPrivacySettings(),
-    BufferedPrivacySettings(),
-    GroupedPrivacySettings(),
-    LocalPrivacySettings(),
-    DistributedPrivacySettings(),
-    DistributedRecordsPrivacySettings(),
-    DPSGDPrivacySettings(),
-    NonePrivacySettings(),
-)
-"""The options of `privacy=NAME`."""
+}

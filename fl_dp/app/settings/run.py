@@ -19,11 +19,11 @@ from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .option import Option
 from .options import OPTIONS, option_of, with_values
-from .promises import CentralPrivacySettings, PrivacySettings, PromiseSettings
+from .promises import PROMISES, Promise
 from .recovery import RecoverySettings
 from .released import MetricsSettings
 from .schedules import SCHEDULES
-from .selections import PoissonSettings, SelectionSettings
+from .selections import SELECTIONS, SelectionOption
 from .simulation import SimulationSettings
 from .statistic import StatisticSettings
 from .sweep import SweepSettings
@@ -68,11 +68,11 @@ class Settings:
     task: TaskSettings = field(default_factory=TaskSettings)
     features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
+    privacy: Promise = field(default_factory=PROMISES["central"])
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: Option = field(default_factory=CLIPPINGS["fixed"])
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    selection: SelectionSettings = field(default_factory=PoissonSettings)
+    selection: SelectionOption = field(default_factory=SELECTIONS["poisson"])
     schedule: Option = field(default_factory=SCHEDULES["constant"])
     server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
@@ -124,15 +124,15 @@ class Settings:
         return self.dp_sgd.enabled
 
     @property
-    def promise(self) -> PromiseSettings:
+    def promise(self) -> Promise:
         """The promise to each client.
 
         Raises:
             ValueError: If there is none.
         """
-        if not isinstance(self.privacy, PromiseSettings):
+        if self.privacy.kind is None:
             raise OptionError(
-                f"privacy={self.privacy.mode} promises nothing to clients: write for "
+                f"privacy={self.privacy} promises nothing to clients: write for "
                 "example privacy=central",
                 option="privacy",
             )
@@ -152,7 +152,7 @@ class Settings:
     @property
     def counts_own_records(self) -> bool:
         """Whether records of the user's own data are counted, as no number is declared."""
-        return self.sums_records and self.privacy.num_records is None and self.task.is_own
+        return self.sums_records and self.privacy.get("num_records") is None and self.task.is_own
 
     @property
     def sums_records(self) -> bool:
@@ -181,7 +181,7 @@ class Settings:
         """Whether the noise of the promise that each round shows is not secret."""
         if self.protects_records_alone:
             return not self.record_training.secure_randomness
-        return self.privacy.insecure_seed is not None
+        return self.privacy.get("insecure_seed") is not None
 
     def require_training(self) -> None:
         """Check that one training is meant: no experiment of many, no statistic, no attack.
@@ -249,7 +249,7 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         options=("task.label_range", "metrics.accuracy", "selection.utility"),
         when=lambda run: (
             run.task.label_range is not None
-            and (run.metrics.accuracy is not None or run.selection.utility == "accuracy")
+            and (run.metrics.accuracy is not None or run.selection.get("utility") == "accuracy")
         ),
         why="a label that is a number (task.label_range) has no accuracy",
         instead="write metrics.loss and selection.utility=loss",
@@ -282,7 +282,9 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
     ),
     Exclusion(
         options=("statistic.law", "privacy.noise_multiplier"),
-        when=lambda run: run.privacy.noise_multiplier is not None and run.statistic.law is not None,
+        when=lambda run: (
+            run.privacy.get("noise_multiplier") is not None and run.statistic.law is not None
+        ),
         why="statistic.law and privacy.noise_multiplier both choose the noise",
         instead="leave one out",
     ),

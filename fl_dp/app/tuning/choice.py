@@ -81,7 +81,7 @@ def _record(folder: RunFolder, chosen: Settings) -> None:
 def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> str:
     """Choose a candidate; return it once it is in the ledger."""
     check_data(settings)
-    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    rng = settings.privacy.rng()
     plan = folder.read_plan() if folder.has_ledger else make_plan(settings)
     witness = folder.witness(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng, witness=witness) as ledger:

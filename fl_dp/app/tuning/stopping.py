@@ -28,7 +28,6 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.files import write_text
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 
@@ -66,7 +65,7 @@ class Stopped:
         """
         one, whole = stopping_plans(settings)
         folder.create(settings)
-        rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+        rng = settings.privacy.rng()
         witness = folder.witness(settings)
         ((event, _),) = whole.other_releases
         assert isinstance(event, RandomStoppingEvent)  # as `stopping_plans` makes it
@@ -155,8 +154,7 @@ class Stopped:
         plain = replace(
             replace(self.settings, tune=TuneSettings()),
             report="none",
-            privacy=replace(
-                self.settings.promise,
+            privacy=self.settings.promise.with_values(
                 epsilon=None,
                 noise_multiplier=self.noise_multiplier,
                 witness_dir=None,
@@ -178,7 +176,9 @@ def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
     privacy, tune = settings.promise, settings.tune
     assert privacy.epsilon is not None  # as was checked
     alone = replace(settings, tune=TuneSettings())
-    draft = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=1.0)))
+    draft = make_plan(
+        replace(alone, privacy=privacy.with_values(epsilon=None, noise_multiplier=1.0))
+    )
 
     def event(noise: float) -> RandomStoppingEvent:
         releases = freeze([*draft.rounds_at(noise), *draft.other_releases])
@@ -197,7 +197,9 @@ def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
             f"{error}; tune.by=stopping needs rounds with a Renyi bound, and room for "
             "log(tune.mean_runs): raise privacy.epsilon, or write tune.by=vote"
         ) from error
-    one = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=noise)))
+    one = make_plan(
+        replace(alone, privacy=privacy.with_values(epsilon=None, noise_multiplier=noise))
+    )
     whole = replace(
         one,
         budget=PrivacyBudget(epsilon=privacy.epsilon, delta=draft.budget.delta),

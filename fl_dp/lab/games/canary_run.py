@@ -116,7 +116,7 @@ def _canaries(count: int, size: int, seed: int) -> Canaries:
 
 def takes_places(settings: Settings) -> bool:
     """Whether canaries take clients' places, as these are counted or dealt to groups."""
-    return settings.privacy.mode == "correlated" or settings.selection.name != "poisson"
+    return settings.privacy.option == "correlated" or settings.selection.option != "poisson"
 
 
 def room_for_canaries(settings: Settings) -> list[str]:
@@ -150,13 +150,14 @@ def require_auditable(settings: Settings) -> None:
             settings.selection.name not in ("poisson", "public", "own_budgets")
         ),
         "canaries are on simulated nodes, which have no names: write selection.budgets and "
-        "selection.shares, not selection.owners": settings.selection.epsilon_of() is not None,
+        "selection.shares, not selection.owners": settings.selection.get("owners") is not None,
         "a canary has one direction in the whole model: write clipping=fixed or "
         "clipping=adaptive": settings.clipping.name == "per_layer",
         "canaries hold no records: leave dp_sgd=on out": settings.protects_records,
         "canaries take more places than a cap allows: leave selection.participation_cap out, or "
         "write selection=public": (
-            settings.selection.participation_cap is not None and settings.selection.name != "public"
+            settings.selection.get("participation_cap") is not None
+            and settings.selection.name != "public"
         ),
         "canaries are on simulated nodes: leave task.partition=nodes out": (
             settings.task.partition == "nodes"

@@ -138,7 +138,7 @@ def _as_played(settings: Settings) -> Settings:
     """Settings without the check that ends a training if half of the candidates send zero."""
     if not settings.protects_clients:
         return settings
-    return replace(settings, privacy=replace(settings.promise, contribution_check=False))
+    return replace(settings, privacy=settings.promise.with_values(contribution_check=False))
 
 
 def require_playable(settings: Settings, unit: str) -> None:
@@ -160,7 +160,7 @@ def require_playable(settings: Settings, unit: str) -> None:
             f"models of privacy={privacy.mode} are not trained in one process: attack those of "
             "privacy=central, of none or of dp_sgd"
         )
-    if privacy.insecure_seed is not None:
+    if privacy.get("insecure_seed") is not None:
         raise ValueError(
             "with privacy.insecure_seed every training would draw the same noise, and a difference "
             "between two models would be free of it: leave it out"

@@ -174,7 +174,7 @@ class Recovery:
         """Attack the images of one cell."""
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
-        seed = self.settings.privacy.insecure_seed
+        seed = self.settings.privacy.get("insecure_seed")
         if seed is not None:
             seed += cell.seed  # of a test: another stream for each seed of the experiment
         rng = SecureRandom(insecure_seed=seed)
