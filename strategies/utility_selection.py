@@ -90,8 +90,8 @@ class ExponentialSelection(Selection):
             )
         if records_per_client is not None and utility == "accuracy" and utility_high < 1.0:
             raise OptionError(
-                "utility_high must be at least 1 for utility=accuracy with records_per_client: one "
-                f"record moves an accuracy by one over the records, got {utility_high}",
+                "one record moves an accuracy by one over the records: write utility_high=1, got "
+                f"{utility_high}",
                 option="utility_high",
             )
         utility_range = (0.0, utility_high) if records_per_client is None else None

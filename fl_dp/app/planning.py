@@ -40,7 +40,11 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         ValueError: The rounds do not fit the budget, or settings exclude each other.
     """
     privacy, selection = settings.promise, make_selection(settings)
-    others = [*_before_training(settings), *_after_training(settings, target_delta(settings))]
+    others = [
+        *freeze(selection.releases(settings.rounds)),
+        *_before_training(settings),
+        *_after_training(settings, target_delta(settings)),
+    ]
     own = privacy.of_plan()
     multiplier = own.pop("noise_multiplier", None)
     kind: Any = privacy.kind
@@ -49,7 +53,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
             budget=_budget(settings),
             rounds=settings.rounds,
             sampling=selection.sampling,
-            other_releases=freeze([*freeze(selection.releases(settings.rounds)), *others]),
+            other_releases=freeze(others),
             **_roster(settings),
             **own,
             **_of_other_groups(settings),

@@ -314,7 +314,7 @@ def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) 
             "selection.utility=update_norm",
             "utility=update_norm by any amount",
         ),
-        ("selection.utility_high=0.5", "write selection.utility_high=1, got 0.5"),
+        ("selection.utility_high=0.5", "write utility_high=1, got 0.5"),
     ],
 )
 def test_what_a_record_moves_too_far_is_no_utility_of_records(
