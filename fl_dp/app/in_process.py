@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.app import Context, Error, Message, RecordDict
 
@@ -21,6 +21,9 @@ from fl_dp.protocol.own_grid import OwnGrid
 from fl_dp.user_code import Contained
 
 _FIRST_NODE = 1  # 0 is the server's own id
+
+Before: TypeAlias = Callable[[Iterable[tuple[Message, Context]]], None]
+"""Takes the message that is answered next, and those that wait, with their nodes' contexts."""
 
 
 class InProcessGrid(OwnGrid):
@@ -39,16 +42,19 @@ class InProcessGrid(OwnGrid):
         *,
         run_id: int = 1,
         run_config: Mapping[str, Any] | None = None,
+        before: Before | None = None,
     ) -> None:
         """Connect nodes; `run_id` is as Flower would number the run.
 
         `app`, a `ClientApp` or a function with the same arguments, answers every message. If
-        `node_configs` is None, `host` later gives the number of nodes.
+        `node_configs` is None, `host` later gives the number of nodes. `before` is called before
+        each answer, in nobody's time.
         """
         be_in_a_run(run_id)
         self._app = app
         self._run_id = run_id
         self._run_config = dict(run_config or {})
+        self._before = before
         self._contexts: dict[int, Context] = {}
         self._awaits_a_plan = node_configs is None
         if node_configs is not None:
@@ -99,6 +105,8 @@ class InProcessGrid(OwnGrid):
         """
         for message_id in message_ids:
             if message_id in self._asked:
+                if self._before is not None:
+                    self._before(self._waiting(message_id))
                 return [self._answer(deepcopy(self._asked.pop(message_id)))]
         return []
 
@@ -111,6 +119,13 @@ class InProcessGrid(OwnGrid):
         """Replies to all messages."""
         ids = list(self.push_messages(messages))
         return [reply for message_id in ids for reply in self.replies_to([message_id])]
+
+    def _waiting(self, first: str) -> Iterator[tuple[Message, Context]]:
+        """Messages without an answer, and their nodes' contexts; that of an id first."""
+        later = (message_id for message_id in self._asked if message_id != first)
+        for message_id in (first, *later):
+            message = self._asked[message_id]
+            yield message, self._contexts[message.metadata.dst_node_id]
 
     def _answer(self, message: Message) -> Message:
         return answer_of(self._in_time, message, self._contexts[message.metadata.dst_node_id])

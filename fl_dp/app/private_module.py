@@ -28,7 +28,8 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
-from fl_dp.clients.cohort import UnitData, train_alone
+from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
+from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
@@ -50,6 +51,7 @@ from .client_arrays import (
 )
 from .in_process import flower_in_silence
 from .local.simulation import play
+from .trained_ahead import TrainedAhead
 from .trial_step import require_trainable
 
 Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
@@ -185,7 +187,11 @@ def train_private(
             "mean absolute error; for two classes with an accuracy give integers and two outputs"
         )
     first = {name: Array(values) for name, values in get_arrays(module, names).items()}
-    train = fit if fit is not None else _sgd(learning_rate, epochs, batch_size)
+    ahead = None
+    if fit is None:
+        require_positive(learning_rate=learning_rate)  # at 0 a budget would be spent on noise alone
+        training = plain_sgd(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
+        fit, ahead = _fit(training), TrainedAhead(module, parts, training)
     arguments = {
         "epsilon": epsilon,
         "rounds": rounds,
@@ -195,7 +201,7 @@ def train_private(
     }
     budget = {name: value for name, value in arguments.items() if value is not None}
     _require_one_promise(plan, budget, num_clients=len(parts))
-    require_trainable(module, train, parts)
+    require_trainable(module, fit, parts)
     measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
     measured = own_copy_of(module)
 
@@ -248,8 +254,9 @@ def train_private(
             released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
 
         opened.enter_context(one_thread())
-        client = numpy_client_app(lambda context: _Client(module, parts, train, context))
-        play(server, client, num_nodes=len(parts), run_config={})
+        client = numpy_client_app(lambda context: _Client(module, parts, fit, ahead, context))
+        before = None if ahead is None else ahead.train
+        play(server, client, num_nodes=len(parts), run_config={}, before=before)
         statement = privacy_statement(private.ledger)
     set_arrays(measured, released[0].to_numpy_ndarrays(), names)
     return PrivateModule(
@@ -324,22 +331,28 @@ def _bar(rounds: int) -> Iterator[Callable[[int], None]]:
 
 
 class _Client(NumPyClient):
-    """Trains a copy of the module on one client's data."""
+    """Trains a copy of the module on one client's data, if it was not trained ahead."""
 
     def __init__(
         self,
         module: nn.Module,
         parts: Sequence[Pair],
         train: Fit,
+        ahead: TrainedAhead | None,
         context: Context,
     ) -> None:
         self._module = module
-        self._records, self._labels = parts[int(context.node_config["partition-id"])]
-        self._train = train
+        self._part = int(context.node_config[PARTITION_ID_KEY])
+        self._records, self._labels = parts[self._part]
+        self._train, self._ahead = train, ahead
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        if self._ahead is not None:
+            trained = self._ahead.arrays_of(self._part, parameters)
+            if trained is not None:
+                return trained, len(self._labels), {}
         # A copy for each client: what a module stores outside its state must not reach the next.
         model = own_copy_of(self._module)
         names = trained_names(model)
@@ -349,10 +362,8 @@ class _Client(NumPyClient):
         return list(get_arrays(model, names).values()), len(self._labels), {}
 
 
-def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
+def _fit(training: LocalTraining) -> Fit:
     """A function that trains a client by SGD."""
-    require_positive(learning_rate=learning_rate)  # at 0 a budget would be spent on noise alone
-    training = plain_sgd(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
 
     def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:
         seed = torch.initial_seed()  # the client's own coins

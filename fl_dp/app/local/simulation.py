@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
+from fl_dp.app.in_process import Before, InProcessGrid, configs_of_nodes
 from fl_dp.app.refusals import refusals_end_the_script
 from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.option_errors import ArgumentError, require_count
@@ -72,11 +72,12 @@ def play(
     *,
     num_nodes: int | None,
     run_config: Mapping[str, Any],
+    before: Before | None = None,
 ) -> None:
-    """Run a `ServerApp` as `simulate` does, but pass exceptions on."""
+    """Run a `ServerApp` as `simulate` does, but pass exceptions on; `before` as for the grid."""
     run_id = secrets.randbits(63)
     configs = None if num_nodes is None else configs_of_nodes(num_nodes)
-    grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config)
+    grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config, before=before)
     serve(server, grid, run_id=run_id, run_config=run_config)
 
 

@@ -70,7 +70,7 @@ def train_units(
     Yields:
         Indices into `units`, and their trained models `(len(indices), d)` on the model's device:
         the entries, flat, in float32 (float64 if one is). Indices come in any order, each at most
-        once; one whose data do not fit never comes.
+        once; one whose data do not fit never comes, and says why where it is trained alone.
     """
     if at_once is not None and at_once < 1:
         raise ValueError(f"at_once is {at_once}; write at least 1, or None")
@@ -80,8 +80,8 @@ def train_units(
     empty = []
     for index, unit in enumerate(units):
         if len(unit.labels) != len(unit.features):
-            logger.error("unit %d has not one label a record, and is left out", index)
-        elif not len(unit.labels):
+            continue
+        if not len(unit.labels):
             empty.append(index)
         else:
             of_form[Form.of(unit, training)].append(index)
@@ -101,10 +101,8 @@ def train_units(
         waiting = sorted(alike, key=lambda index: -training.steps(len(units[index].labels)))
         size = at_once or units_at_once(tried.unit_bytes, free_bytes(entries.device))
         while waiting:
-            chunk, text = waiting[:size], None
-            if len(chunk) == 1:
-                text = "the training of unit %d of those trained together fails"
-            with Contained(text, chunk[0]) as attempt:
+            chunk = waiting[:size]
+            with Contained() as attempt:
                 own = [units[index] for index in chunk]
                 vectors = trained_rows(model, own, form, tried, training, entries, images)
             if attempt.failure is None:
@@ -124,8 +122,7 @@ def _one_by_one(
 ) -> Iterator[tuple[list[int], Tensor]]:
     for index in indices:
         unit = units[index]
-        text = "the data of unit %d of those trained together do not fit"
-        with Contained(text, index) as attempt, own_chance(SeededWords(unit.seed)):
+        with Contained() as attempt, own_chance(SeededWords(unit.seed)):
             alone = copy.deepcopy(model)
             train_alone(alone, unit, training)
             vector = entries.flat(distinct_state(alone))
