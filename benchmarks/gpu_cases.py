@@ -43,7 +43,7 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise
 from fl_dp.clients.cohort import UnitData, train_alone, train_units
-from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
+from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.discrete_gaussian import discrete_gaussian
@@ -338,8 +338,9 @@ def units(bench: Bench) -> None:
     sizes = bench.sizes
     name = f"{sizes.cohort} units of {sizes.records} images, pfl-research's CNN"
     if_possible(bench, name, partial(cohort_beside_alone, bench, name))
-    name += ", products beside grouped"
-    if_possible(bench, name, partial(products_beside_grouped, bench, name))
+    for ways, peer in (("products", "grouped"), ("CUDA graphs", "plain steps")):
+        case = f"{name}, {ways} beside {peer}"
+        if_possible(bench, case, partial(beside, bench, case, peer))
     for count in sizes.units:
         name = f"{count} units of {sizes.images} images, small CNN"
         shape = (sizes.images, 1, 28, 28)
@@ -360,13 +361,11 @@ def cohort(bench: Bench) -> tuple[nn.Module, list[UnitData]]:
     return pfl_cifar10.their_cnn(0).to(bench.device), data
 
 
-def in_one_go(
-    bench: Bench, model: nn.Module, data: Sequence[UnitData], images: ImageLayers | None = None
-) -> int:
+def in_one_go(bench: Bench, model: nn.Module, data: Sequence[UnitData], **way: Any) -> int:
     """Train units, on a CPU all at once; return how many were."""
     training = plain_sgd(learning_rate=UNIT_LEARNING_RATE, epochs=1, batch_size=UNIT_BATCH_SIZE)
     at_once = len(data) if bench.device.type == "cpu" else None
-    trained = train_units(model, data, training, at_once=at_once, images=images)
+    trained = train_units(model, data, training, at_once=at_once, **way)
     return max(len(places) for places, _ in trained)
 
 
@@ -387,13 +386,17 @@ def cohort_beside_alone(bench: Bench, name: str) -> Row:
     return row | {"units_per_s": len(data) / row["ours_s"], "at_once": max(sizes)}
 
 
-def products_beside_grouped(bench: Bench, name: str) -> Row:
-    """Train a cohort whose convolutions are products, and one whose are grouped."""
+WAYS_OF_A_COHORT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grouped": ({"images": PRODUCTS}, {"images": GROUPED}),
+    "plain steps": ({"graphs": True}, {"graphs": False}),
+}
+
+
+def beside(bench: Bench, name: str, peer: str) -> Row:
+    """Train a cohort in one way, and in another."""
     model, data = cohort(bench)
-    ours, theirs = (
-        partial(in_one_go, bench, model, data, images) for images in (PRODUCTS, GROUPED)
-    )
-    return timed(bench, Case(name=name, peer="grouped", ours=ours, theirs=theirs))
+    ours, theirs = (partial(in_one_go, bench, model, data, **way) for way in WAYS_OF_A_COHORT[peer])
+    return timed(bench, Case(name=name, peer=peer, ours=ours, theirs=theirs))
 
 
 def trained_units(

@@ -148,8 +148,9 @@ def test_the_whole_command_is_rehearsed_through_ray_too(tmp_path: Path) -> None:
 
 
 def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
-    theirs, products, small = measured("units", units=(3,), cohort=2, records=2)
+    theirs, products, graphs, small = measured("units", units=(3,), cohort=2, records=2)
     assert "products beside grouped" in products["case"] and products["ratio"] > 0
+    assert "CUDA graphs beside plain steps" in graphs["case"] and graphs["ratio"] > 0
     assert "pfl-research's CNN" in theirs["case"] and theirs["at_once"] == 2
     assert (small["at_once"], small["largest_difference"], small["apart"]) == (3, 0, 0)
     assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in (small, theirs))

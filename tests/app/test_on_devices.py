@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.clients import DPSGD
-from fl_dp.clients.cohort import UnitData, train_units
+from fl_dp.clients.cohort import UnitData, graph_check, train_units
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients
 from fl_dp.clients.per_record.dp_sgd import private_sum, train_on_noise, train_with_dp_sgd
 from fl_dp.clients.per_record.made_up_records import gradients_of
@@ -230,6 +230,18 @@ def test_who_else_is_trained_moves_a_unit_by_rounding_alone(device: torch.device
     if device.type == "cpu":
         np.testing.assert_array_equal(in_company, by_itself)
     np.testing.assert_allclose(in_company, by_itself, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA GPU here")
+def test_steps_as_cuda_graphs_are_plain_steps() -> None:
+    units, training = units_of([40, 40, 33]), plain_sgd(learning_rate=0.1, epochs=2, batch_size=5)
+    model = nn.Sequential(cnn(), nn.Dropout(0.25)).cuda()
+    plain, graphs = (
+        torch.cat([rows for _, rows in train_units(model, units, training, graphs=graphs)])
+        for graphs in (False, True)
+    )
+    assert True in graph_check._confirmed.values()
+    assert torch.equal(plain, graphs)
 
 
 def test_arrays_and_records_come_and_go_unchanged(device: torch.device) -> None:

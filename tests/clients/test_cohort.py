@@ -30,7 +30,7 @@ from fl_dp.clients.cohort import (
 from fl_dp.clients.cohort.cohort_size import units_at_once
 from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, image_layers
 from fl_dp.clients.cohort.mask_coins import MaskCoins
-from fl_dp.clients.cohort.trained_rows import trained_rows
+from fl_dp.clients.cohort.trained_rows import CohortTraining
 from fl_dp.model_arrays import distinct_state
 
 pytestmark = pytest.mark.slow
@@ -481,7 +481,7 @@ def test_masks_have_their_law_and_clients_are_independent() -> None:
     """Power: a probability that is off by 0.004 is 11 standard errors or more away."""
     count = 1 << 21
     coins = MaskCoins([1, 2, 3], torch.device("cpu"), step=3 * count)
-    coins.begin_step(0, [1, 1, 1], rows=4)
+    coins.use(coins.of_step(0, [1, 1, 1], rows=4))
     dropped = {}
     for p in (0.25, 0.5, 0.1):
         masks = coins.masks(4, (count,), p, torch.float64)[:3]
@@ -503,7 +503,7 @@ def test_every_step_and_every_client_has_masks_of_its_own() -> None:
     coins = MaskCoins([5, 6], torch.device("cpu"), step=1000)
     seen = []
     for number in range(700):  # more than are drawn at a time
-        coins.begin_step(number, [700, 700], rows=2)
+        coins.use(coins.of_step(number, [700, 700], rows=2))
         seen += list(coins.masks(2, (1000,), 0.5, torch.float32))
     assert len({tuple(mask.tolist()) for mask in seen}) == 1400
 
@@ -695,15 +695,15 @@ def test_chunks_grow_with_memory_and_are_powers_of_two() -> None:
 @pytest.mark.usefixtures("only_together")
 def test_a_chunk_that_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    whole = trained_rows
+    whole = CohortTraining.rows
 
-    def limited(model: Any, units: Any, *rest: Any) -> Tensor:
+    def limited(self: CohortTraining, units: Any, *rest: Any) -> Tensor:
         tried.append(len(units))
         if len(units) > 3:
             raise torch.OutOfMemoryError
-        return whole(model, units, *rest)
+        return whole(self, units, *rest)
 
-    monkeypatch.setattr(together, "trained_rows", limited)
+    monkeypatch.setattr(CohortTraining, "rows", limited)
     units = [unit(4, seed) for seed in range(9)]
     rows = rows_of(mlp(), units, training(), at_once=8)
     assert tried == [8, 4, 2, 2, 2, 2, 1]

@@ -33,11 +33,11 @@ class MaskCoins:
         self._device = device
         self._step = step
         self._steps_drawn = max(1, _MOST_DRAWN // step) if step else 0
-        self._coins = torch.empty(0, 0)
-        self._at = 0
+        self._drawn = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self.use(self._drawn)
 
-    def begin_step(self, number: int, steps: Sequence[int], *, rows: int) -> None:
-        """Begin a step of the clients that have more than `number` of them.
+    def of_step(self, number: int, steps: Sequence[int], *, rows: int) -> Tensor:
+        """Coins of a step `(rows, step)`, for the clients that have more than `number` of them.
 
         Args:
             number: Counted from 0.
@@ -45,16 +45,20 @@ class MaskCoins:
             rows: Masks have as many, some for nobody.
         """
         if not self._step:
-            return
+            return self._drawn
         place = number % self._steps_drawn
         if place == 0:
             drawn = min(self._steps_drawn, steps[0] - number) * self._step
-            self._coins = torch.zeros(rows, drawn, dtype=torch.int32, device=self._device)
+            self._drawn = torch.zeros(rows, drawn, dtype=torch.int32, device=self._device)
             left = [own - number for own in steps if own > number]
-            for row, generator, own in zip(self._coins, self._generators, left, strict=False):
+            for row, generator, own in zip(self._drawn, self._generators, left, strict=False):
                 row[: own * self._step].random_(generator=generator)
-        self._coins = self._coins[:rows]
-        self._at = place * self._step
+        self._drawn = self._drawn[:rows]
+        return self._drawn[:, place * self._step : (place + 1) * self._step]
+
+    def use(self, coins: Tensor) -> None:
+        """Make the next masks of these coins of a step."""
+        self._coins, self._at = coins, 0
 
     def masks(self, units: int, shape: Sequence[int], p: float, dtype: torch.dtype) -> Tensor:
         """The next layer's masks of all clients, `(units, *shape)`, scaled by `1 / (1 - p)`."""

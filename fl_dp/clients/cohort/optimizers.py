@@ -70,6 +70,11 @@ def optimizer_of(make: OptimizerFn, parameters: Sequence[nn.Parameter]) -> Optim
     return made  # type: ignore[no-any-return]  # one of the list
 
 
+def keeps_no_count(make: OptimizerFn) -> bool:
+    """Whether all that changes from step to step is on the parameters' device."""
+    return isinstance(optimizer_of(make, [nn.Parameter(torch.zeros(1))]), (_PlainSGD, SGD))
+
+
 def first_rows(
     make: OptimizerFn,
     optimizer: Optimizer | _PlainSGD,

@@ -35,9 +35,10 @@ from .alone import train_alone
 from .cohort_size import free_bytes, units_at_once
 from .entries import Entries
 from .image_layers import ImageLayers, image_layers
+from .graph_check import capture_for
 from .loss_of_rows import Form
 from .made_up_step import OneByOne, tried_step
-from .trained_rows import trained_rows
+from .trained_rows import CohortTraining
 from .training import LocalTraining, UnitData
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -51,6 +52,7 @@ def train_units(
     names: Sequence[str] | None = None,
     at_once: int | None = None,
     images: ImageLayers | None = None,
+    graphs: bool = True,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Train each client from the same model as `train_alone` would, many at a time.
 
@@ -66,6 +68,7 @@ def train_units(
         at_once: Train as many clients at once, at least 1, even where one by one is faster; None
             chooses by memory.
         images: How layers of images run; None chooses by device.
+        graphs: Whether steps may be CUDA graphs, where a check finds these right.
 
     Yields:
         Indices into `units`, and their trained models `(len(indices), d)` on the model's device:
@@ -97,14 +100,22 @@ def train_units(
             _log_once(of_class + str(error).partition("\n")[0])
             yield from _one_by_one(model, units, alike, training, entries)
             continue
+        cohort = CohortTraining(
+            model=model,
+            form=form,
+            training=training,
+            entries=entries,
+            images=images,
+            coins=tried.coins,
+        )
+        capture = capture_for(cohort) if graphs else None
         # Those with most steps first: rows that are still trained stay at the top.
         waiting = sorted(alike, key=lambda index: -training.steps(len(units[index].labels)))
         size = at_once or units_at_once(tried.unit_bytes, free_bytes(entries.device))
         while waiting:
             chunk = waiting[:size]
             with Contained() as attempt:
-                own = [units[index] for index in chunk]
-                vectors = trained_rows(model, own, form, tried, training, entries, images)
+                vectors = cohort.rows([units[index] for index in chunk], capture)
             if attempt.failure is None:
                 yield chunk, vectors
             elif len(chunk) > 1:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,54 +16,79 @@ from .cohort_size import filled_up
 from .entries import Entries
 from .image_layers import ImageLayers
 from .loss_of_rows import Form, LossOfRows
-from .made_up_step import Tried
 from .mask_coins import MaskCoins
 from .optimizers import first_rows, optimizer_of, step
+from .step_graph import FEWEST_REPLAYS, Capture, captured
 from .training import LocalTraining, UnitData
 
 
-def trained_rows(
-    model: nn.Module,
-    units: Sequence[UnitData],
-    form: Form,
-    tried: Tried,
-    training: LocalTraining,
-    entries: Entries,
-    images: ImageLayers,
-) -> Tensor:
-    """The trained rows of a cohort, whose clients are sorted by falling steps."""
-    model = copy.deepcopy(model)  # what it stores must not reach the next cohort
-    set_training_mode(model)
-    device = entries.device
-    x = torch.cat([unit.features for unit in units]).to(device)
-    y = torch.cat([unit.labels for unit in units]).to(device)
-    counts = [len(unit.labels) for unit in units]
-    steps = [training.steps(count) for count in counts]
-    batches, weights = _batches(units, counts, steps, form, training)
-    batches, weights = batches.to(device), weights.to(device, entries.dtype)
-    coins = MaskCoins([unit.seed for unit in units], device, step=tried.coins)
-    loss_of_rows = LossOfRows(model, training.loss, form, images, coins)
-    trained = entries.first.repeat(len(units), 1)
-    active, rows = len(units), filled_up(len(units))
-    leaves = entries.leaves(rows)
-    optimizer = optimizer_of(training.optimizer, list(leaves.values()))
-    for number in range(steps[0]):
-        left = sum(own > number for own in steps)
-        if left < active:  # a finished client's row is taken out before it could move
-            _take_out(leaves, trained, slice(left, active), entries)
-            active = left
-            if (fewer := filled_up(active)) < rows:
-                rows = fewer
+@dataclass(frozen=True, kw_only=True)
+class CohortTraining:
+    """What clients of one cohort have in common.
+
+    Attributes:
+        model: All clients' first model.
+        form: Of each one's records and steps.
+        training: What each does.
+        entries: Those of the model.
+        images: How layers of images run.
+        coins: What one client's dropout needs for a step.
+    """
+
+    model: nn.Module
+    form: Form
+    training: LocalTraining
+    entries: Entries
+    images: ImageLayers
+    coins: int
+
+    def rows(self, units: Sequence[UnitData], capture: Capture | None = None) -> Tensor:
+        """The trained rows of clients, who are sorted by falling steps.
+
+        With `capture`, steps of one number of rows are replayed after the first.
+        """
+        model = copy.deepcopy(self.model)  # what it stores must not reach the next cohort
+        set_training_mode(model)
+        training, entries, device = self.training, self.entries, self.entries.device
+        x = torch.cat([unit.features for unit in units]).to(device)
+        y = torch.cat([unit.labels for unit in units]).to(device)
+        counts = [len(unit.labels) for unit in units]
+        steps = [training.steps(count) for count in counts]
+        batches, weights = _batches(units, counts, steps, self.form, training)
+        batches, weights = batches.to(device), weights.to(device, entries.dtype)
+        coins = MaskCoins([unit.seed for unit in units], device, step=self.coins)
+        loss_of_rows = LossOfRows(model, training.loss, self.form, self.images, coins)
+        trained = entries.first.repeat(len(units), 1)
+        # A finished client's row is taken out before it could move.
+        active = [sum(own > number for own in steps) for number in range(steps[0])]
+        rows = [filled_up(left) for left in active]
+        leaves = entries.leaves(rows[0])
+        optimizer = optimizer_of(training.optimizer, list(leaves.values()))
+
+        def take(batch: Tensor, shares: Tensor, drawn: Tensor) -> None:
+            coins.use(drawn)
+            loss = loss_of_rows(leaves, x[batch], y[batch], shares)
+            step(optimizer, list(leaves.values()), loss)
+
+        take_step: Callable[..., None] = take
+        for number, (left, size) in enumerate(zip(active, rows, strict=True)):
+            before = number - 1 if number else 0
+            if left < active[before]:
+                _take_out(leaves, trained, slice(left, active[before]), entries)
+            if size < rows[before]:
                 optimizer, first = first_rows(
-                    training.optimizer, optimizer, list(leaves.values()), rows
+                    training.optimizer, optimizer, list(leaves.values()), size
                 )
-                leaves = dict(zip(leaves, first, strict=True))
-        coins.begin_step(number, steps, rows=rows)
-        batch = batches[number, :rows]
-        loss = loss_of_rows(leaves, x[batch], y[batch], weights[number, :rows])
-        step(optimizer, list(leaves.values()), loss)
-    _take_out(leaves, trained, slice(0, active), entries)
-    return trained
+                leaves, take_step = dict(zip(leaves, first, strict=True)), take
+            drawn = coins.of_step(number, steps, rows=size)
+            inputs = batches[number, :size], weights[number, :size], drawn
+            # The first step of a size makes what is made once, such as moments.
+            is_second = number and rows.index(size) == number - 1
+            if capture and is_second and rows[number:].count(size) >= FEWEST_REPLAYS:
+                take_step = captured(take, inputs, capture) or take
+            take_step(*inputs)
+        _take_out(leaves, trained, slice(0, active[-1]), entries)
+        return trained
 
 
 def _take_out(
