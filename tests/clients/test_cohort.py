@@ -194,6 +194,15 @@ def test_together_is_one_by_one_up_to_rounding(name: str, at_once: int | None) -
     torch.testing.assert_close(rows[3], flat(model), rtol=0, atol=0)  # it has no record
 
 
+@pytest.mark.usefixtures("only_together")
+@pytest.mark.parametrize("optimizer", ["momentum", "Adam", "AdamW", "Rprop"])
+def test_dropout_and_group_norm_go_together_by_each_optimizer(optimizer: str) -> None:
+    model, units = with_dropout().double(), in_float64(UNITS)
+    how = training(optimizer, epochs=3)
+    rows = matrix(rows_of(model, units, how))
+    torch.testing.assert_close(rows, alone(model, units, how), rtol=0, atol=1e-12)
+
+
 def torch_alone(model: nn.Module, data: UnitData, name: str, how: LocalTraining) -> Tensor:
     """Train by PyTorch's own loop, with the mean loss that everybody writes."""
     own, generator = copy.deepcopy(model), torch.Generator().manual_seed(data.seed)

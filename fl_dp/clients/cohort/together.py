@@ -34,8 +34,8 @@ from fl_dp.user_code import Contained, SeededWords, own_chance
 from .alone import train_alone
 from .cohort_size import free_bytes, units_at_once
 from .entries import Entries
-from .image_layers import ImageLayers, image_layers
 from .graph_check import capture_for
+from .image_layers import ImageLayers, image_layers
 from .loss_of_rows import Form
 from .made_up_step import OneByOne, tried_step
 from .trained_rows import CohortTraining
