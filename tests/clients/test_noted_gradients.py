@@ -17,9 +17,11 @@ from opacus.layers import DPLSTM
 from small_resnet import resnet18
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from fl_dp.clients.per_record import noted_gradients
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, clipped_sum
 from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
 from fl_dp.clients.per_record.module_template import ModuleTemplate
@@ -92,6 +94,16 @@ def table(rows: int = WORDS, **options: Any) -> nn.Embedding:
 
 def plain(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
+
+
+def recurrent(kind: Any, layers: int, **options: Any) -> nn.Module:
+    """PyTorch's own layer, whose kernel has no rule of `vmap`."""
+    return Made(
+        lambda s, x: s.h(s.r(s.e(x))[0].mean(1)),
+        e=table(),
+        r=kind(WIDTH, 4, layers, batch_first=True, bidirectional=layers == 2, **options),
+        h=head(2 * options["proj_size"] if layers == 2 else 4),
+    )
 
 
 def frozen(module: nn.Module) -> nn.Module:
@@ -189,6 +201,17 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
             h=head(),
         ),
     ),
+    "two layers of LSTM, both ways": (IDS, lambda: recurrent(nn.LSTM, 2, proj_size=3)),
+    "GRU": (IDS, lambda: recurrent(nn.GRU, 1, bias=False)),
+    "RNN": (IDS, lambda: recurrent(nn.RNN, 1, nonlinearity="relu")),
+    "spectral norm": (
+        VECTORS,
+        lambda: Made(
+            lambda s, x: s.h(torch.tanh(s.a(x))),
+            a=parametrizations.spectral_norm(nn.Linear(T, WIDTH)),
+            h=head(),
+        ),
+    ),
     "an author's own function": (VECTORS, lambda: Made(unseen, a=plain(T, T), h=head(T))),
     "the same for all records": (
         VECTORS,
@@ -272,7 +295,12 @@ def _wide(part: Tensor | None) -> Tensor:
 
 @BY_NAME
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_sums_are_those_of_autograd_and_of_copies(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("by_factors", [False, True])
+def test_sums_are_those_of_autograd_and_of_copies(
+    name: str, dtype: torch.dtype, by_factors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_factors:
+        monkeypatch.setattr(noted_gradients, "_LARGER", 0)
     template, (x, y) = made(name, dtype=dtype), records(name, 7, dtype=dtype)
     way = SingleRecords(template, LOSS)
     gradients = way.by_autograd(x, y)
@@ -329,14 +357,31 @@ def test_which_weights_are_noted_is_found_on_made_up_records() -> None:
         assert not way.one_by_one
         return template.parameters.keys() - way.held
 
-    assert noted("tied table") == {"e.weight", "a.weight"}
-    assert noted("convolutions") == {
-        f"{layer}.weight" for layer in ("first", "grouped", "same", "line", "h")
+    def layers(*names: str) -> set[str]:
+        return {f"{name}.{part}" for name in names for part in ("weight", "bias")}
+
+    assert noted("tied table") == layers("a") | {"e.weight"}
+    assert noted("convolutions") == layers("grouped", "same", "line", "h") | {"first.weight"}
+    assert noted("positions first") > layers("t.self_attn.out_proj") | {
+        "t.self_attn.in_proj_weight",
+        "t.self_attn.in_proj_bias",
     }
-    assert noted("positions first") > {"t.self_attn.in_proj_weight", "t.self_attn.out_proj.weight"}
-    assert noted("LoRA") == {"down.weight", "up.weight", "h.weight"}
-    assert "a.weight" not in noted("an author's own function")
-    assert not noted("vmap in the model") & {"h.bias", "a.bias"}
+    assert noted("LoRA") == layers("h") | {"down.weight", "up.weight"}
+    assert noted("an author's own function") == layers("h")
+    assert noted("vmap in the model") == layers("h")
+    assert noted("spectral norm") == layers("h")
+    assert noted("two layers of LSTM, both ways") == {
+        *layers("h"),
+        "e.weight",
+        *(
+            f"r.{part}_{side}_l{layer}{way}"
+            for part in ("weight", "bias")
+            for side in ("ih", "hh")
+            for layer in (0, 1)
+            for way in ("", "_reverse")
+        ),
+        *(f"r.weight_hr_l{layer}{way}" for layer in (0, 1) for way in ("", "_reverse")),
+    }
 
 
 def test_a_use_that_only_some_shapes_show_takes_copies_there() -> None:
@@ -352,29 +397,9 @@ def test_a_use_that_only_some_shapes_show_takes_copies_there() -> None:
     template = ModuleTemplate(Made(twice_if_long, e=table(), a=nn.Linear(WIDTH, WIDTH), h=head()))
     x, y = data(IDS, 6)
     way = gradients_of(template, LOSS, mode="records", example=(x[:3, :2], y[:3]))
-    assert isinstance(way, SingleRecords) and way.held == {"a.bias", "h.bias"}
+    assert isinstance(way, SingleRecords) and not way.held
     expected = clipped_sum(way.by_autograd(x, y), at(0.1))
     assert apart(way.by_notes(x, y, at(0.1)), expected) < 1e-6
-
-
-def test_what_layers_can_not_note_at_some_shape_has_copies_whatever_the_records_hold() -> None:
-    class Recurrent(Made):
-        """PyTorch's own layer, for which `vmap` has a rule in a gradient alone."""
-
-    model = Recurrent(
-        lambda s, x: s.h(s.r(s.e(x))[0][:, -1]),
-        e=table(),
-        r=nn.LSTM(WIDTH, WIDTH, batch_first=True),
-        h=head(),
-    )
-    template = ModuleTemplate(model)
-    way = SingleRecords(template, LOSS)
-    x, y = data(IDS, 6)
-    with pytest.raises(RuntimeError):
-        way.by_notes(x, y, at(0.1))
-    expected = clipped_sum(way.by_autograd(x, y), at(0.1))
-    assert apart(way.clipped_sums(x, y, at(0.1)), expected) < 1e-6
-    assert largest_move(summed(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
 
 
 # Coins.
@@ -470,6 +495,7 @@ def test_a_note_that_the_norm_lacks_lets_a_record_move_the_sum_further(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The power of the tests of moves: norm and sum are of the same notes."""
+    monkeypatch.setattr(noted_gradients, "_LARGER", 0)  # by factors
     template, (x, y) = made("tied table"), records("tied table", 6)
     way, whole = SingleRecords(template, LOSS), Factors.squared_norms
     assert largest_move(summed(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
@@ -501,12 +527,9 @@ def test_a_step_of_a_narrow_resnet_takes_few_operators() -> None:
     model = resnet18(width=16, num_classes=10)
     way = SingleRecords(ModuleTemplate(model), LOSS)
     x, y = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
-    counts = []
-    for sums in (way.by_notes, lambda *records: clipped_sum(way.by_vmap(*records[:2]), records[2])):
-        with Kernels() as kernels:
-            sums(x, y, at(1.0))
-        counts.append(kernels.count)
-    assert counts[0] < 800 < counts[1]
+    with Kernels() as kernels:
+        way.by_notes(x, y, at(1.0))
+    assert kernels.count < 800
 
 
 def test_no_record_s_gradient_of_a_large_weight_is_made() -> None:
@@ -537,6 +560,6 @@ def test_no_pass_s_notes_wait_for_python_s_collector(monkeypatch: pytest.MonkeyP
     gc.disable()
     try:
         way.by_notes(x, y, at(0.1))
-        assert [use() for use in uses] == [None] * 3
+        assert [use() for use in uses] == [None] * 4
     finally:
         gc.enable()

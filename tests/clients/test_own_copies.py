@@ -16,6 +16,7 @@ import torch
 from moved_sums import CLASSES, VECTORS, T, data, head, largest_move, summed_by
 from torch import Tensor, nn
 
+from fl_dp.clients.per_record.clipped_gradients import clipped_sum
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.clients.per_record.record_loss import LossOfEach
@@ -275,6 +276,10 @@ def test_each_step_s_gradient_is_at_that_step_s_weights(one_by_one: bool) -> Non
 # Rules of vmap.
 
 
+def ones(squares: Tensor) -> tuple[Tensor, None]:
+    return torch.ones_like(squares), None
+
+
 class Centring(torch.autograd.Function):
     """Whose rule of vmap sees all records."""
 
@@ -356,7 +361,7 @@ def test_records_do_not_meet_in_a_rule_of_vmap(
     template = ModuleTemplate(Calling(function))
     way = SingleRecords(template, LOSS)
     with pytest.raises(OwnRule, match="generate_vmap_rule = True"):
-        way.by_vmap(x, y)
+        way.by_notes(x, y, ones)
     assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
     # The power: with the rule more than one norm.
     monkeypatch.setattr("fl_dp.clients.per_record.vmap_rules.NoOwnRules.__enter__", lambda _: None)
@@ -367,6 +372,7 @@ def test_records_do_not_meet_in_a_rule_of_vmap(
 def test_a_rule_that_pytorch_makes_is_used() -> None:
     x, y = data(VECTORS, 6)
     way = SingleRecords(ModuleTemplate(Calling(Alone.apply)), LOSS)
-    for one, other in zip(way.by_vmap(x, y), way.by_autograd(x, y), strict=True):
-        torch.testing.assert_close(one, other)
+    expected = clipped_sum(way.by_autograd(x, y), ones)
+    for one, other in zip(way.by_notes(x, y, ones), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     assert torch.vmap(Centring.apply)(x).mean(0).abs().max() < 1e-6  # others' own are back

@@ -9,7 +9,8 @@ not covered: code that stores records there shares them between passes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,11 +64,11 @@ class ModuleTemplate:
         return self.copy_with(self._weights())
 
     def copy_with(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Return the same with other tensors for the trained parameters, wherever it holds them.
+        """Return the same with other tensors for parameters and buffers, wherever it holds them.
 
         Each is used as it is, so that gradients reach it, under `vmap` and `grad`, too.
         """
-        named = self._module.named_parameters()
+        named = chain(self._module.named_parameters(), self._module.named_buffers())
         copies: dict[int, Any] = {
             id(value): weights[name] for name, value in named if name in weights
         }
@@ -99,6 +100,13 @@ class ModuleTemplate:
     def detached(self) -> dict[str, Tensor]:
         """Copies of the trained parameters by name, without gradients."""
         return {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    def buffers_beside(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers, with their names, of the modules that hold some parameters."""
+        homes = tuple(name.rpartition(".")[0] for name in names)
+        for name, buffer in self._module.named_buffers():
+            if name.startswith(homes):
+                yield name, buffer
 
     def zeros(self) -> list[Tensor]:
         """A zero per trained parameter: float64, of its shape, on its device."""

@@ -15,57 +15,61 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .clipped_gradients import WIDE, Clip, rounded_up, squared_norms, weighted
+from .exact_products import exact_products
 from .noted_layers import Convolution, Linear, Table, Use
 
 _BYTES = {"cpu": 8 << 20}
 _BYTES_ELSEWHERE = 1 << 30
 """Of positions at a time, which for a convolution are copies of its inputs."""
-_LARGER = 4
+_LARGER = 5
 """Most that a gradient may be of what it is made of, if it is kept in its stead."""
+_QUICKER, _IN_CACHE = 3, 1 << 17
+"""How much quicker an entry of a gradient is made, up to which number, as measured on a CPU."""
+_SMALL = 1 << 13  # entries of a gradient
+Name = TypeVar("Name", bound=Hashable)
 
 
 class NotedGradient:
-    """One weight's gradients of records: given as such, or as factors."""
+    """One parameter's gradients of records: given as such, or as factors."""
 
     def __init__(self) -> None:
         """Begin without a use."""
         self._uses: list[Use[Any]] = []
-        self._samples: Tensor | None = None
+        self._samples: list[Tensor] = []
 
-    def add(self, use: Use[Any]) -> None:
-        """Add a use of the weight; its factors are kept only where they are needed."""
-        if not self._uses and _is_direct([use]):
-            self._add_samples(use)
+    def add(self, use: Use[Any] | Tensor) -> None:
+        """Add a use, or each record's gradient; factors are kept only where they are needed."""
+        if isinstance(use, Tensor):
+            self._samples.append(use)
+        elif not self._uses and _is_direct([use]):
+            with exact_products(use.gradient.device):
+                self._samples.append(_samples([use]))
         else:
             self._uses.append(use)
 
     @property
     def is_used(self) -> bool:
         """Whether there was a use."""
-        return bool(self._uses) or self._samples is not None
+        return bool(self._uses or self._samples)
 
     def samples(self) -> Tensor | None:
         """Each record's gradient, `(n, *shape)`; None: `factors` has them."""
-        if self._uses and (self._samples is not None or _is_direct(self._uses)):
-            for use in self._uses:
-                self._add_samples(use)
+        if self._uses and (self._samples or _is_direct(self._uses)):
+            self._samples.append(_samples(self._uses))
             self._uses = []
-        return self._samples
+        return reduce(torch.add, self._samples) if self._samples else None
 
     def factors(self) -> Factors:
         """What each record's gradient is made of."""
         return Factors(self._uses)
-
-    def _add_samples(self, use: Use[Any]) -> None:
-        samples = _samples(use)
-        self._samples = samples if self._samples is None else self._samples + samples
 
 
 class Factors:
@@ -142,44 +146,62 @@ class Factors:
 
 
 def clipped_sums_of(
-    noted: Mapping[str, NotedGradient], copies: Mapping[str, Tensor], records: int, clip: Clip
-) -> dict[str, Tensor]:
+    noted: Mapping[Name, NotedGradient],
+    copies: Mapping[Name, Tensor],
+    records: int,
+    clip: Clip,
+    *,
+    device: torch.device,
+) -> dict[Name, Tensor]:
     """Return the sum of clipped gradients by parameter.
 
     Args:
-        noted: Weights' gradients, as layers noted them.
+        noted: Parameters' gradients, as layers noted them.
         copies: Other parameters' gradients of records, `(n, *shape)`.
         records: Their number `n`.
         clip: See `Gradients.clipped_sums`.
+        device: Where they are.
 
     Raises:
         ValueError: A gradient has other rows than records.
     """
-    samples, factored = dict(copies), {}
-    for name, gradient in noted.items():
-        of_records = gradient.samples()
-        if of_records is None:
-            factored[name] = gradient.factors()
-        else:
-            samples[name] = of_records
-    squares = [factors.squared_norms() for factors in factored.values()]
-    # Side by side: one kernel for all small gradients instead of several for each.
-    flat = [sample.flatten(1) for sample in samples.values()]
-    if flat:
-        side_by_side = torch.cat(flat, 1)
-        squares.append(squared_norms(side_by_side))
-    if not squares:
-        return {}
-    if any(part.shape != (records,) for part in squares):
-        raise ValueError(f"rows of a gradient are not the {records} records")
-    scales, finite = clip(torch.stack(squares).sum(0))
-    sums = {name: factors.weighted(scales, finite) for name, factors in factored.items()}
-    if flat:
-        sizes = [part.shape[1] for part in flat]
-        parts = torch.split(weighted(side_by_side, scales, finite), sizes)
-        for (name, sample), part in zip(samples.items(), parts, strict=True):
-            sums[name] = part.view(sample.shape[1:])
+    with exact_products(device):
+        samples, factored = dict(copies), {}
+        for name, gradient in noted.items():
+            of_records = gradient.samples()
+            if of_records is None:
+                factored[name] = gradient.factors()
+            else:
+                samples[name] = of_records
+        squares = [factors.squared_norms() for factors in factored.values()]
+        blocks = _blocks(samples)
+        squares += [squared_norms(flat) for _, flat in blocks]
+        if not squares:
+            return {}
+        if any(part.shape != (records,) for part in squares):
+            raise ValueError(f"rows of a gradient are not the {records} records")
+        scales, finite = clip(torch.stack(squares).sum(0))
+        sums = {name: factors.weighted(scales, finite) for name, factors in factored.items()}
+        for names, flat in blocks:
+            shapes = [samples[name].shape[1:] for name in names]
+            total = weighted(flat, scales, finite)
+            parts = torch.split(total, [shape.numel() for shape in shapes])
+            for name, part, shape in zip(names, parts, shapes, strict=True):
+                sums[name] = part.view(shape)
     return sums
+
+
+def _blocks(samples: Mapping[Name, Tensor]) -> list[tuple[list[Name], Tensor]]:
+    """Gradients with their names, `(n, entries)`; small ones are side by side.
+
+    So one kernel takes all of these instead of one for each.
+    """
+    flat = {name: sample.flatten(1) for name, sample in samples.items()}
+    small = [name for name, part in flat.items() if part.shape[1] <= _SMALL]
+    blocks = [([name], part) for name, part in flat.items() if part.shape[1] > _SMALL]
+    if small:
+        blocks.append((small, torch.cat([flat[name] for name in small], 1)))
+    return blocks
 
 
 def _is_direct(uses: Sequence[Use[Any]]) -> bool:
@@ -195,24 +217,44 @@ def _is_direct(uses: Sequence[Use[Any]]) -> bool:
             return False
         positions += use.gradient[0].numel() // (width if of_table else height)
         given += use.inputs[0].numel() + use.gradient[0].numel()
-    return height * width <= min(positions * (height + width), _LARGER * given)
+    quicker = _QUICKER if height * width <= _IN_CACHE else 1
+    return height * width <= min(quicker * positions * (height + width), _LARGER * given)
 
 
-def _samples(use: Use[Any]) -> Tensor:
+def _samples(uses: Sequence[Use[Any]]) -> Tensor:
     """Each record's gradient, `(n, *shape)`."""
-    layer, dtype = use.layer, torch.promote_types(use.gradient.dtype, torch.float32)
-    if isinstance(layer, Table):
-        rows, added = layer.rows(use.inputs, use.gradient.to(dtype))
-        count, height = len(rows), len(layer.weight)
-        table = added.new_zeros(count * height, added.shape[-1])
-        first = height * torch.arange(count, device=rows.device)[:, None]
-        table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
-        return table.view(count, height, -1)
-    if isinstance(layer, Convolution) and (layer.is_line or not layer.has_positions):
-        return layer.samples(use.inputs.to(dtype), use.gradient.to(dtype))
-    parts = [gradient.mT @ inputs for _, inputs, gradient in _positions([use], dtype)]
-    samples: Tensor = layer.arranged(torch.cat(parts))
-    return samples
+    apart = [use for use in uses if _goes_apart(use)]
+    samples = [_samples_of_one(use) for use in apart]
+    if len(apart) < len(uses):
+        joint = [use for use in uses if not _goes_apart(use)]
+        dtype = reduce(torch.promote_types, map(_wide, joint))
+        parts = [gradient.mT @ inputs for _, inputs, gradient in _positions(joint, dtype)]
+        samples.append(joint[0].layer.arranged(torch.cat(parts)))
+    return reduce(torch.add, samples)
+
+
+def _goes_apart(use: Use[Any]) -> bool:
+    """Tell whether a gradient is no product of positions, or is quicker made in another way."""
+    if isinstance(use.layer, Convolution):
+        return use.layer.goes_by_groups(use.gradient)
+    return isinstance(use.layer, Table)
+
+
+def _samples_of_one(use: Use[Any]) -> Tensor:
+    layer: Convolution | Table = use.layer
+    gradient = use.gradient.to(_wide(use))
+    if isinstance(layer, Convolution):
+        return layer.samples(use.inputs.to(gradient.dtype), gradient)
+    rows, added = layer.rows(use.inputs, gradient)
+    count, height = len(rows), len(layer.weight)
+    table = added.new_zeros(count * height, added.shape[-1])
+    first = height * torch.arange(count, device=rows.device)[:, None]
+    table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
+    return table.view(count, height, -1)
+
+
+def _wide(use: Use[Any]) -> torch.dtype:
+    return torch.promote_types(use.gradient.dtype, torch.float32)
 
 
 def _positions(

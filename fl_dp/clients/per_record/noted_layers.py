@@ -3,7 +3,8 @@
 A record's gradient of such a weight is a sum of outer products: of a layer's input and of its
 output's gradient, position by position. Where records go through a model each as a batch of one,
 under one `vmap`, all records' rows of a layer are one tensor beneath it. There the layer runs as
-an ordinary kernel. Its backward pass notes both factors, and computes no gradient of the weight.
+an ordinary kernel, its bias included. Its backward pass notes both factors, and each record's
+gradient of the bias; it computes no gradient of the weight.
 
 A weight that is used in any other way has an ordinary gradient, which says so.
 """
@@ -11,7 +12,7 @@ A weight that is used in any other way has an ordinary gradient, which says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -23,26 +24,38 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-Note: TypeAlias = "Callable[[str, Use[Any]], None]"
+from .recurrent_steps import RECURRENT, stepwise
+
+Note: TypeAlias = "Callable[[str, Use[Any] | Tensor], None]"
+"""Takes a weight's name and a use of it; of a bias each record's gradient, `(n, out)`."""
+_LARGE = 128  # pixels of an image
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Without its bias; inputs `(n, ..., in)`.
+    """Inputs `(n, ..., in)`.
 
     Attributes:
         weight: In the dtype in which it is used.
+        bias: The same; None: it has none, or that is added elsewhere.
     """
 
     weight: Tensor
+    bias: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return `(n, ..., out)`."""
-        return functional.linear(inputs, self.weight)
+        return functional.linear(inputs, self.weight, self.bias)
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
         return gradient @ self.weight
+
+    def of_bias(self, gradient: Tensor) -> Tensor:
+        """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
+        if gradient[0].numel() == gradient.shape[-1]:
+            return gradient.reshape(len(gradient), -1)
+        return gradient.flatten(1, -2).sum(1, dtype=_summed_in(gradient))
 
     def positions(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors, `(n, positions, in)` and `(n, positions, out)`."""
@@ -58,23 +71,26 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """Without its bias, in two or three dimensions; inputs `(n, images, channels, ...)`."""
+    """In two or three dimensions; inputs `(n, images, channels, ...)`. See `Linear`."""
 
     weight: Tensor
     stride: Sequence[int]
     padding: Sequence[int]
     dilation: Sequence[int]
     groups: int
+    bias: Tensor | None = None
 
     @property
     def has_positions(self) -> bool:
         """Whether `positions` can be taken."""
         return self.groups == 1 and self.weight.ndim == 4
 
-    @property
-    def is_line(self) -> bool:
-        """Whether `samples` is quicker than products of positions, as measured on a CPU."""
-        return self.weight.ndim == 4 and self.weight.shape[3] > self.weight.shape[2] == 1
+    def goes_by_groups(self, gradient: Tensor) -> bool:
+        """Whether `samples` is needed, or quicker than products of positions, as measured."""
+        if not self.has_positions:
+            return True
+        is_line = self.weight.shape[3] > self.weight.shape[2] == 1
+        return gradient.device.type == "cpu" and (is_line or gradient.shape[-2:].numel() >= _LARGE)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return `(n, images, out, ...)`."""
@@ -82,7 +98,7 @@ class Convolution:
         outputs = kernel(
             inputs.flatten(0, 1),
             self.weight,
-            None,
+            self.bias,
             self.stride,
             self.padding,
             self.dilation,
@@ -97,6 +113,10 @@ class Convolution:
         """The inputs' gradient, for the outputs'."""
         flat = inputs.flatten(0, 1)
         return self._backward(flat, gradient.flatten(0, 1), of_weight=False).view(inputs.shape)
+
+    def of_bias(self, gradient: Tensor) -> Tensor:
+        """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
+        return gradient.flatten(3).sum((1, 3), dtype=_summed_in(gradient))
 
     def samples(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Each record's gradient, `(n, *weight.shape)`."""
@@ -242,20 +262,32 @@ class NotedLayers(TorchFunctionMode):
         if reads is not None and len(args) > 1 and id(args[1]) in self._names:
             made = reads(*args, **kwargs)
             if made is not None and _is_record(args[0]):
-                return self._noted(func, self._names[id(args[1])], *made)
-        if func is functional.scaled_dot_product_attention and _is_fused(args, kwargs):
-            # The fused kernel has no rule of vmap there, and would run once for each record.
-            return torch._scaled_dot_product_attention_math(*args, **kwargs)[0]
-        if func is functional.multi_head_attention_forward:
+                return self._noted(func, args[1], *made)
+        if func in RECURRENT and isinstance(args[2], list) and _is_record(args[0]):
             with self:  # which is left in here, and would miss the layers inside
-                return _attention(*args, **kwargs)
+                return stepwise(func, *args)
+        out = kwargs.get("out")
+        if isinstance(out, Tensor) and _is_record(out):  # for which no function has a rule of vmap
+            return out.copy_(func(*args, **{**kwargs, "out": None}))
+        if func is functional.scaled_dot_product_attention and args and _is_record(args[0]):
+            # Fused kernels have no rule of vmap, and would run once for each record.
+            return _attention_below_vmap(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _noted(
-        self, func: Any, name: str, layer: Any, inputs: Tensor, bias: Tensor | None
+        self, func: Any, weight: Tensor, layer: Any, inputs: Tensor, bias: Tensor | None
     ) -> Tensor:
+        name, of_bias = self._names[id(weight)], self._names.get(id(bias))
+        if bias is not None and of_bias is not None:
+            layer = replace(layer, bias=bias.detach().to(layer.weight.dtype))
+
         def note(below: Tensor, gradient: Tensor) -> None:
             self._note(name, Use(layer, below.detach(), gradient.detach()))
+            if of_bias is not None:
+                self._note(of_bias, layer.of_bias(gradient.detach()))
 
         def run(rows: Tensor) -> Any:
             return _Noting.apply(layer, note, self.token, rows)  # type: ignore[no-untyped-call]  # torch
@@ -263,21 +295,17 @@ class NotedLayers(TorchFunctionMode):
         outputs = _below_vmap(run, inputs)
         if func is functional.conv1d:
             outputs = outputs.squeeze(-2)
-        return outputs if bias is None else outputs + bias.to(outputs.dtype)
+        if bias is None or of_bias is not None:
+            return outputs
+        return outputs + bias.view(-1, *[1] * (weight.ndim - 2)).to(outputs.dtype)
 
 
-_attention = FunctionType(
+_multi_head_attention = FunctionType(
     functional.multi_head_attention_forward.__code__,
     vars(functional) | {"has_torch_function": lambda _: False},
     argdefs=functional.multi_head_attention_forward.__defaults__,
 )
 """PyTorch's own function, which does not ask modes once more when one of them has called it."""
-
-
-def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether PyTorch takes its fused kernel of attention on a CPU: without dropout."""
-    dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-    return bool(args) and args[0].device.type == "cpu" and not dropout
 
 
 def _is_record(value: Any) -> bool:
@@ -288,19 +316,47 @@ def _is_record(value: Any) -> bool:
     return _functorch.is_batchedtensor(value) or not _functorch.is_functorch_wrapped_tensor(value)
 
 
-def _below_vmap(run: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
-    """Run on the tensor of all records.
+def _below_vmap(run: Callable[..., Any], *inputs: Any) -> Tensor:
+    """Run on tensors of all records, records first; what is no tensor stays as it is.
 
     By hand, as a rule of `vmap` would do it, of which `NoOwnRules` allows none.
     """
     vmap: Any = retrieve_current_functorch_interpreter()
-    if _functorch.is_batchedtensor(inputs):
-        rows = _functorch.get_unwrapped(inputs).movedim(_functorch.maybe_get_bdim(inputs), 0)
-    else:
-        rows = inputs.expand(vmap.batch_size(), *inputs.shape)
+
+    def rows_of(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if _functorch.is_batchedtensor(value):
+            return _functorch.get_unwrapped(value).movedim(_functorch.maybe_get_bdim(value), 0)
+        return value.expand(vmap.batch_size(), *value.shape)
+
+    rows = [rows_of(value) for value in inputs]
     with vmap.lower():
-        outputs = run(rows)
+        outputs = run(*rows)
     return _functorch._add_batch_dim(outputs, 0, vmap.level())
+
+
+def _attention_below_vmap(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *more: Any,
+    **by_name: Any,
+) -> Tensor:
+    """Attention of all records in one kernel, in which each is a batch of its own."""
+
+    def run(*rows: Any) -> Tensor:
+        # Masks have as many dimensions as queries, which fused kernels take with one batch alone.
+        flat: list[Any] = [
+            row if row is None else row.flatten(0, max(0, row.ndim - 4)) for row in rows
+        ]
+        outputs = functional.scaled_dot_product_attention(*flat, *more, **by_name)
+        return outputs.view(*rows[0].shape[:-1], rows[2].shape[-1])
+
+    if attn_mask is not None:  # one of fewer dimensions is for all
+        attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:])
+    return _below_vmap(run, query, key, value, attn_mask)
 
 
 _Read: TypeAlias = tuple[Any, Tensor, Tensor | None]
@@ -339,8 +395,7 @@ def _convolution(
     if dims == 1:  # as images of one row
         input, weight = input.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-    layer = Convolution(weight, stride, padding, dilation, groups)
-    return layer, input, None if bias is None else bias.view(-1, *[1] * dims)
+    return Convolution(weight, stride, padding, dilation, groups), input, bias
 
 
 def _embedding(
@@ -374,6 +429,10 @@ def _cast(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(kind)
         return inputs.to(dtype), weight.to(dtype)
     return inputs, weight
+
+
+def _summed_in(gradient: Tensor) -> torch.dtype:
+    return torch.promote_types(gradient.dtype, torch.float32)
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

@@ -162,8 +162,8 @@ def records_at_once(template: ModuleTemplate, gradients: Gradients) -> int:
     device, fitting = template.device, _MOST if len(held) == len(parameters) else _MOST_ROWS
     if sizes:
         fitting = min(fitting, _free_bytes(device) // (2 * _COPIES * sum(sizes)))
-    if sizes and device.type == "cpu":
-        fitting = min(fitting, _ON_CPU // max(sizes), _MOST_ON_CPU)
+    if device.type == "cpu":
+        fitting = min(fitting, _ON_CPU // max(sizes, default=1), _MOST_ON_CPU)
     return max(1, fitting)
 
 

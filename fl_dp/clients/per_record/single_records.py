@@ -1,10 +1,10 @@
 """Gradients of single records, each computed from that record alone.
 
 A fresh copy of the model gets each record as a batch of one, all at once under `vmap`. Layers note
-what the gradients of their weights are made of (`noted_layers`); of every other parameter each
-record has its own copy, and with that its own gradient. Where `vmap` can't follow the model,
-autograd takes one record after the other, each on its own copy of the model. Either way no
-record's gradient depends on others.
+what the gradients of their weights and biases are made of (`noted_layers`). A parameter that is
+used in any other way gets a copy for each record, and with that a gradient for each. Where `vmap`
+can't follow the model, autograd takes one record after the other, each on its own copy of the
+model. Either way no record's gradient depends on others.
 
     >>> gradients = SingleRecords(ModuleTemplate(model), LossOfEach(nn.CrossEntropyLoss()))
 """
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.func import debug_unwrap, grad, vmap
+from torch.func import debug_unwrap
 
 from fl_dp.clients.per_record.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
-from .clipped_gradients import Clip, clipped_sum, lacks_memory, mapped, outputs_of, rows_of
+from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import NotedGradient, clipped_sums_of
@@ -41,8 +41,8 @@ class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
     A batch that `vmap` can't follow raises; its records then come here one by one. One that `vmap`
-    can't follow goes through autograd. So each record decides for itself alone. Whether layers
-    note in a batch goes by its shapes alone.
+    can't follow goes through autograd. So each record decides for itself alone. Which layers note
+    in a batch goes by its shapes alone.
 
     Attributes:
         one_by_one: Never use `vmap`.
@@ -69,23 +69,16 @@ class SingleRecords:
     @property
     def held(self) -> Collection[str]:
         """See `Gradients.held`."""
-        return self._template.parameters.keys() - self._candidates()
+        return self._template.parameters.keys() - self._noting()
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """See `Gradients.clipped_sums`."""
         if self.one_by_one:
             return clipped_sum(self.by_autograd(inputs, targets), clip)
         if len(targets) > 1:
-            with Contained() as attempt:
-                return self.by_notes(inputs, targets, clip)
-            assert attempt.failure is not None  # the block above did not return
-            if lacks_memory(attempt.failure) or not self._fails_at_zero(inputs, targets):
-                raise attempt.failure
-            self._copied_at[_shapes(inputs, targets)] = self._template.parameters.keys()
-            return self._by_vmap_summed(inputs, targets, clip)
-        for way in (self.by_notes, self._by_vmap_summed):
-            with Contained() as attempt:
-                return way(inputs, targets, clip)
+            return self.by_notes(inputs, targets, clip)
+        with Contained() as attempt:
+            return self.by_notes(inputs, targets, clip)
         gradients = self.by_autograd(inputs, targets)
         if not self._warned:
             logger.warning(
@@ -97,35 +90,21 @@ class SingleRecords:
             self._warned = True
         return clipped_sum(gradients, clip)
 
-    def _fails_at_zero(self, inputs: Any, targets: Tensor) -> bool:
-        """Tell whether layers can't note at such shapes, whatever the records hold."""
-        with Contained():
-            zeros = mapped(torch.zeros_like, inputs), torch.zeros_like(targets)
-            self.by_notes(*zeros, _unclipped)
-            return False
-        return True
-
-    def _by_vmap_summed(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
-        return clipped_sum(self.by_vmap(inputs, targets), clip)
-
     def by_notes(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """The same of all records at once, without gradients of records where layers note them.
 
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
         """
-        if not self._may_be_noted(inputs, targets):
-            return self._by_vmap_summed(inputs, targets, clip)
         noted, copies = self._passed(inputs, targets)
-        with torch.autocast(self._template.device.type, enabled=False):
-            sums = clipped_sums_of(noted, copies, len(targets), clip)
+        sums = clipped_sums_of(noted, copies, len(targets), clip, device=self._template.device)
         return [
             sums[name].reshape(parameter.shape) if name in sums else None
             for name, parameter in self._template.parameters.items()
         ]
 
     def noted(self, inputs: Any, targets: Tensor) -> Collection[str]:
-        """The weights of which these records need no gradients of their own.
+        """The parameters of which these records need no copies.
 
         Raises:
             Exception: Any error of model and loss at these records, or of `vmap` at their code.
@@ -135,51 +114,30 @@ class SingleRecords:
     def _passed(
         self, inputs: Any, targets: Tensor
     ) -> tuple[dict[str, NotedGradient], dict[str, Tensor]]:
-        """Return noted weights' gradients, and other parameters' as `(n, *shape)`."""
-        taken = self._may_be_noted(inputs, targets)
+        """Return noted parameters' gradients, and others' as `(n, *shape)`."""
+        shapes = _shapes(inputs, targets)
+        copied = self._copied_at.get(shapes, frozenset())
         while True:
-            one_pass = _Pass(self._template, self._loss, taken, len(targets))
+            one_pass = _Pass(self._template, self._loss, self._noting(copied), len(targets))
             noted, copies, elsewhere = one_pass.gradients(inputs, targets)
             if not elsewhere:
                 return noted, copies
-            taken = taken - elsewhere  # this form of records uses them in other ways, too
+            copied = copied | elsewhere  # this form of records uses them in other ways, too
             if len(targets) > 1:  # a single record may draw coins that decide it
-                self._copied_at[_shapes(inputs, targets)] = self._template.parameters.keys() - taken
+                self._copied_at[shapes] = copied
 
-    def _may_be_noted(self, inputs: Any, targets: Tensor) -> Set[str]:
-        return self._candidates().difference(self._copied_at.get(_shapes(inputs, targets), ()))
-
-    def _candidates(self) -> frozenset[str]:
+    def _noting(self, copied: Set[str] = frozenset()) -> frozenset[str]:
+        """Weights of layers, and biases of such, but those that are copied."""
         if self.one_by_one:
             return frozenset()
-        weights = self._template.parameters.items()
-        return frozenset(name for name, weight in weights if weight.ndim > 1).difference(
-            self.copied
-        )
-
-    def by_vmap(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """Return each parameter's gradients, `(n, *shape)`, of all records at once.
-
-        Raises:
-            Exception: Any error of model and loss at these records, or of `vmap` at their code.
-        """
-        criterion = copy.deepcopy(self._loss)
-
-        def loss(weights: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
-            # Cloned inside, so that a forward pass may write into them; the model's copy is, too.
-            alone, target = mapped(lambda tensor: tensor[None].clone(), record)
-            model = self._template.copy_with(weights)
-            total: Tensor = criterion(outputs_of(model, alone), target).sum()
-            return total
-
-        gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
-        coins = CoinsOfRecords(len(targets))
-        with coins, IndicesInRange(), NoOwnRules(), torch.enable_grad():
-            by_name: dict[str, Tensor] = gradients(self._template.detached(), (inputs, targets))
-        return list(by_name.values())
+        parameters = self._template.parameters.items()
+        weights = {name for name, value in parameters if value.ndim > 1}
+        weights = weights.difference(self.copied, copied)
+        biases = {name for name, _ in parameters if name.replace("bias", "weight") in weights}
+        return frozenset(weights | biases.difference(self.copied, copied))
 
     def by_autograd(self, inputs: Any, targets: Tensor) -> list[Tensor]:
-        """The same of one record after the other.
+        """Return each parameter's gradients, `(n, *shape)`, of one record after the other.
 
         Raises:
             Exception: Any error of model and loss at these records.
@@ -188,14 +146,14 @@ class SingleRecords:
         gradients = [self._of_one(rows_of(inputs, row), targets[row]) for row in rows]
         return [torch.stack(parts) for parts in zip(*gradients, strict=True)]
 
-    def _of_one(self, inputs: Any, targets: Tensor) -> tuple[Tensor, ...]:
+    def _of_one(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         model, criterion = self._template.copy(), copy.deepcopy(self._loss)
         inputs, targets = mapped(Tensor.clone, (inputs, targets))
         named = dict(model.named_parameters())
         trained = [named[name] for name in self._template.parameters]
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
-            loss = criterion(outputs_of(model, inputs), targets).sum()
-        return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            criterion(outputs_of(model, inputs), targets).sum().backward()
+        return [torch.zeros_like(part) if part.grad is None else part.grad for part in trained]
 
 
 def _shapes(inputs: Any, targets: Tensor) -> Hashable:
@@ -210,8 +168,9 @@ def _shapes(inputs: Any, targets: Tensor) -> Hashable:
     return tuple(shapes)
 
 
-def _unclipped(squares: Tensor) -> tuple[Tensor, None]:
-    return torch.ones_like(squares), None
+def _copies(tensor: Tensor, records: int) -> Tensor:
+    """One for each record, in memory of its own, as a forward pass may write into it."""
+    return tensor.detach().repeat(records, *[1] * tensor.ndim)
 
 
 class _Pass:
@@ -227,8 +186,14 @@ class _Pass:
             if name in taken:
                 self._shared[name] = weight.requires_grad_()
             else:
-                copies = weight.expand(records, *weight.shape).detach()
-                self._copies[name] = copies.requires_grad_()
+                self._copies[name] = _copies(weight, records).requires_grad_()
+        # Such as the vectors that spectral normalisation writes into, beside the weight's copies.
+        self._buffers = {
+            name: _copies(buffer, records)
+            for name, buffer in template.buffers_beside(
+                name for name, copies in self._copies.items() if copies.ndim > 2
+            )
+        }
         noted = {name: NotedGradient() for name in taken}
         self._noted = noted  # no cycle through self: a pass's notes would wait for the collector
         self._layers = NotedLayers(
@@ -245,8 +210,8 @@ class _Pass:
         """
         coins = CoinsOfRecords(self._records)
         with coins, IndicesInRange(), NoOwnRules(), self._layers, torch.enable_grad():
-            torch.vmap(self._backward, in_dims=(0, 0), randomness="different")(
-                self._copies, (inputs, targets)
+            torch.vmap(self._backward, randomness="different")(
+                self._copies, self._buffers, (inputs, targets)
             )
         noted = {name: gradient for name, gradient in self._noted.items() if gradient.is_used}
         pairs = zip([*self._copies, *self._shared], self._gradients, strict=False)
@@ -254,9 +219,11 @@ class _Pass:
         copies = {name: by_name[name] for name in self._copies if name in by_name}
         return noted, copies, by_name.keys() - copies.keys()
 
-    def _backward(self, copies: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
+    def _backward(
+        self, copies: dict[str, Tensor], buffers: dict[str, Tensor], record: tuple[Any, Tensor]
+    ) -> Tensor:
         alone, target = mapped(lambda tensor: tensor[None].clone(), record)
-        model = self._template.copy_with(copies | self._shared)
+        model = self._template.copy_with(copies | buffers | self._shared)
         loss: Tensor = self._criterion(outputs_of(model, alone), target).sum()
         # Below vmap, but within it, as checkpointed parts run again in the backward pass; and not
         # by torch.autograd.grad, in which our modes would miss that.
