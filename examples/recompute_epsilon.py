@@ -1,6 +1,8 @@
-"""The PLD epsilon of a training's ledger, from its file and dp-accounting alone, without fl-dp.
+"""The PLD epsilon of a ledger's trainings, from its file and dp-accounting alone, without fl-dp.
 
     python recompute_epsilon.py ledger.db
+
+With several trainings it prints each one's epsilon, and what their budgets add up to.
 
 For zero-out and add-or-remove neighbours. It stops where it would be wrong: under replace-one, and
 for a sample of fixed size under add-or-remove, where another unit takes the place of one that left.
@@ -38,15 +40,29 @@ FIELDS = (
 GAUSSIANS = {"gaussian", "poisson-gaussian", "fixed-size-gaussian"}
 
 
-def entries_of(file: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a ledger's plan, and its entries that charge something."""
+def entries_of(file: str) -> list[dict[str, Any]]:
+    """Return a ledger's entries."""
     table = sqlite3.connect(file).execute("SELECT payload FROM entries ORDER BY sequence")
-    first, *rows = [json.loads(payload) for (payload,) in table]
-    rounds = [row for row in rows if "round" in row]
-    cap = first["plan"]["sampling"].get("participation_cap")
+    return [json.loads(payload) for (payload,) in table]
+
+
+def trainings_of(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return each training's entries, the first of which has its plan."""
+    trainings: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        if entry["kind"] == "plan":  # of one without releases another can take the place
+            trainings[entry["training"]] = []
+        trainings[entry["training"]].append(entry)
+    return trainings
+
+
+def releases_of(training: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of a training that charge one unit."""
+    rounds = [entry for entry in training if "round" in entry]
+    cap = training[0]["plan"]["sampling"].get("participation_cap")
     if cap and rounds:  # a client is charged for the cap, at the least noise of any round
         rounds = [min(rounds, key=lambda row: row["noise_multiplier"])] * min(cap, len(rounds))
-    return first["plan"], rounds + [row for row in rows if "what" in row]
+    return rounds + [entry for entry in training if "what" in entry]
 
 
 def distribution(release: dict[str, Any], step: float) -> PrivacyLossDistribution:
@@ -84,9 +100,9 @@ def worst_of_bounded_range(epsilon: float, step: float) -> PrivacyLossDistributi
     )
 
 
-def main(file: str) -> None:
-    """Print epsilon at the plan's delta."""
-    plan, releases = entries_of(file)
+def epsilon_of(training: list[dict[str, Any]]) -> float:
+    """Return the epsilon of a training's releases, at its plan's delta."""
+    plan, releases = training[0]["plan"], releases_of(training)
     relation = plan["neighboring_relation"]
     if relation == "replace-one":
         sys.exit("no epsilon under replace-one neighbours")
@@ -100,7 +116,36 @@ def main(file: str) -> None:
         total = total.compose(distribution(release, step).self_compose(count))
     slack = plan.get("slack", 0)
     delta = plan["budget"]["delta"] * math.exp(-slack)
-    print(total.get_epsilon_for_delta(delta) + 2 * slack)
+    return float(total.get_epsilon_for_delta(delta)) + 2 * slack
+
+
+def main(file: str) -> None:
+    """Print each training's epsilon, and the sum of several trainings' budgets."""
+    entries = entries_of(file)
+    trainings = trainings_of(entries)
+    if len(trainings) == 1:
+        (training,) = trainings.values()
+        print(epsilon_of(training))
+        return
+    for name, training in trainings.items():
+        budget, epsilon = training[0]["plan"]["budget"], epsilon_of(training)
+        print(f"{name}: {epsilon} of {budget['epsilon']} at delta {budget['delta']}")
+        if epsilon > 1.01 * budget["epsilon"]:  # discretisation
+            sys.exit(f"{name} has spent more than its budget")
+    # What a training may spend is spent, so budgets add up: basic composition.
+    units = {entry["unit"] for entry in entries if entry["kind"] == "run"}
+    relations = {training[0]["plan"]["neighboring_relation"] for training in trainings.values()}
+    if len(units) > 1 or len(relations) > 1:
+        sys.exit("no sum: these trainings are of different units or neighbours")
+    budgets = [training[0]["plan"]["budget"] for training in trainings.values()]
+    total = math.fsum(budget["epsilon"] for budget in budgets)
+    delta = math.fsum(budget["delta"] for budget in budgets)
+    account = entries[0]["account"]
+    print(f"sum: {total} at delta {delta} of {account['delta']}, cap {account['cap']}")
+    if delta > account["delta"] * (1 + 1e-12):
+        sys.exit("the account's delta is exceeded")
+    if account["cap"] is not None and total > account["cap"] * (1 + 1e-12):
+        sys.exit("the account's cap is exceeded")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class InProcessGrid(OwnGrid):
         for message_id in message_ids:
             if message_id in self._asked:
                 if self._before is not None:
-                    self._before(self._waiting(message_id))
+                    self._before(self._others_waiting(message_id))
                 return [self._answer(deepcopy(self._asked.pop(message_id)))]
         return []
 
@@ -120,7 +120,7 @@ class InProcessGrid(OwnGrid):
         ids = list(self.push_messages(messages))
         return [reply for message_id in ids for reply in self.replies_to([message_id])]
 
-    def _waiting(self, first: str) -> Iterator[tuple[Message, Context]]:
+    def _others_waiting(self, first: str) -> Iterator[tuple[Message, Context]]:
         """Messages without an answer, and their nodes' contexts; that of an id first."""
         later = (message_id for message_id in self._asked if message_id != first)
         for message_id in (first, *later):

@@ -111,6 +111,7 @@ class PrivacyLedger(SpentLedger):
                 account has another cap, the file's folder does not exist, the `privacy.json` beside
                 it is no statement, or the witness lies beside the ledger.
         """
+        plan.require_noise()
         if run_id is not None:
             require_printable(run_id)
         name = FIRST_TRAINING if name is None else name

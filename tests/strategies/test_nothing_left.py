@@ -39,7 +39,12 @@ def test_a_second_run_on_a_spent_ledger_is_an_error_that_says_what_to_do(tmp_pat
     second, nodes = strategy(tmp_path, after_round=kept.append), grid()
     with pytest.raises(PrivacyBudgetExhausted, match="is spent") as refused:
         train(second, nodes, evaluate_fn=lambda server_round, _: evaluated.append(server_round))
-    for advice in ("ledger.db", "resume(checkpoint)", "new ledger", "after the 2 that are spent"):
+    for advice in (
+        "ledger.db",
+        "resume(checkpoint)",
+        "name= of its own",
+        "after the 2 that are spent",
+    ):
         assert advice in str(refused.value)
     assert not kept  # the checkpoint of the trained model is not overwritten by the fresh one
     assert not evaluated

@@ -109,6 +109,14 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
         "versions": {"python": "3.11.7", "fl-dp": "0.1.0"},
         "second_figure": {"how": "PLDAccountant, by hand", "epsilon": epsilon, "ours": epsilon},
         "ledger": "ledger.db",
+        "account": {
+            "name": "ledger.db",
+            "training": "training",
+            "trainings": 1,
+            "epsilon": epsilon,
+            "delta": 0.01,
+            "cap": None,
+        },
         "ledger_entries": 2 * done + 1,
         "ledger_hash": "0" * 64,
     }
