@@ -1,7 +1,7 @@
 """An account: trainings on the same units, each entered at its budget. No disk, no lock.
 
 A plan is entered whole before it begins, at the budget that its filter keeps; what it leaves stays
-spent. So the account's total is a sum (docs/privacy.md, "Several trainings").
+spent. So the account's total is a sum (docs/privacy.md, "Several trainings of the same people").
 """
 
 from __future__ import annotations

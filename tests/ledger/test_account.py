@@ -1,0 +1,265 @@
+"""Several trainings in one ledger: each entered at its budget, and no way beyond the cap."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flat_plans import calibrated_plan
+from kind_trainings import PLANS
+from ledger_files import kill_when_reserved
+
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
+from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
+from fl_dp.ledger import LedgerCorrupted, SpentLedger, witness_at
+from fl_dp.ledger.entries import next_entry
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.option_errors import OptionError
+
+RECOMPUTE = Path(__file__).parents[2] / "examples" / "recompute_epsilon.py"
+CAP = PrivacyBudget(epsilon=8.0, delta=1e-3)
+
+
+def plan_of(epsilon: float, *, delta: float = 2.5e-4, rounds: int = 3, **changes: Any) -> Plan:
+    """A plan for 200 clients, a quarter of them a round."""
+    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    sizes: dict[str, Any] = {"num_clients": 200, "clipping_norm": 1.0, "sampling_rate": 0.25}
+    return calibrated_plan(budget, rounds=rounds, **sizes | changes)
+
+
+def spend(file: Path, plan: Plan, name: str, **options: Any) -> int:
+    """Train until the plan's rounds or its budget end; return the rounds that were paid."""
+    with PrivacyLedger.open(file, plan, name=name, **options) as ledger:
+        for number in range(1, 100):
+            try:
+                ledger.commit(ledger.reserve(round=number))
+            except (PrivacyBudgetExhausted, ValueError):
+                return number - 1
+    raise AssertionError("it never ended")
+
+
+def test_further_trainings_take_what_is_left_and_no_more(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    assert spend(file, plan_of(3.0), "first", cap=CAP) >= 3
+    with SpentLedger.read(file) as ledger:
+        assert ledger.left() == PrivacyBudget(epsilon=5.0, delta=7.5e-4)
+    with pytest.raises(PrivacyBudgetExhausted, match=r"epsilon 5.5, and 5 is left of the account"):
+        PrivacyLedger.open(file, plan_of(5.5, rounds=2), name="second")
+    assert spend(file, plan_of(5.0, rounds=7), "second") >= 7
+    with SpentLedger.read(file) as ledger, pytest.raises(PrivacyBudgetExhausted, match="nothing"):
+        ledger.left()
+    with pytest.raises(PrivacyBudgetExhausted, match="is left of the account"):
+        PrivacyLedger.open(file, plan_of(0.01), name="third")
+
+
+def test_what_a_training_did_not_use_stays_spent(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    with PrivacyLedger.open(file, plan_of(6.0), name="stopped", cap=CAP) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+    with pytest.raises(PrivacyBudgetExhausted, match="2 is left of the account"):
+        PrivacyLedger.open(file, plan_of(2.5), name="second")
+
+
+def test_one_name_is_one_plan_that_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    plan = plan_of(3.0)
+    with PrivacyLedger.open(file, plan, name="first", cap=CAP) as ledger:
+        ledger.reserve(round=1)  # a crash: never committed
+    with PrivacyLedger.open(file, plan, name="first") as ledger:
+        assert (ledger.rounds_spent, ledger.rounds_committed) == (1, 0)
+        assert len(ledger.account.trainings) == 1
+    written = file.read_bytes()
+    with pytest.raises(OptionError, match=r"'first' .* another plan: .*epsilon.*another name="):
+        PrivacyLedger.open(file, plan_of(2.0), name="first")
+    assert file.read_bytes() == written
+
+
+def test_without_a_cap_each_training_finds_half_of_the_delta_that_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    deltas = []
+    for name in ("first", "second", "third"):
+        delta = PrivacyLedger.delta_for(file, name=name) or 4e-4
+        spend(file, plan_of(2.0, delta=delta), name)
+        deltas.append(delta)
+    assert deltas == pytest.approx([4e-4, 2e-4, 1e-4])
+    with SpentLedger.read(file) as ledger:
+        assert ledger.left() is None
+        (total, *_) = ledger.account.totals().values()
+        assert total == pytest.approx(6.0)
+    with pytest.raises(PrivacyBudgetExhausted, match=r"delta 0.0005 .* is more than the 0.0001"):
+        PrivacyLedger.open(file, plan_of(2.0, delta=5e-4), name="fourth")
+
+
+def test_a_total_counts_clients_releases_for_records_as_if_all_were_replaced(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(8.0, delta=1e-3, rounds=20), "clients")
+    with SpentLedger.read(file) as ledger:
+        totals = {(one.unit, str(one.relation)): n for one, n in ledger.account.totals().items()}
+    assert totals["client", "zero-out"] == 8.0
+    assert totals["record", "replace-one"] == pytest.approx(11.4846, abs=1e-3)
+
+
+def test_under_a_cap_another_promise_is_counted_for_the_cap_s_neighbours(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    replaced = NeighboringRelation.REPLACE_ONE
+    spend(file, plan_of(1.0, sampling_rate=1.0, neighboring_relation=replaced), "first", cap=CAP)
+    clients = plan_of(6.0, rounds=20)  # more than 7 where a client is replaced
+    with pytest.raises(PrivacyBudgetExhausted, match="7 is left of the account"):
+        PrivacyLedger.open(file, clients, name="second")
+
+
+def test_a_cap_refuses_what_no_bound_is_known_of(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(1.0), "first", cap=PrivacyBudget(epsilon=1e6, delta=0.9))
+    records = PLANS["distributed_records"]().calibrated()
+    with pytest.raises(OptionError, match="no bound is known on what this plan says"):
+        PrivacyLedger.open(file, records, name="records")
+
+
+def test_a_cap_refuses_noise_that_can_be_predicted(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="noise from an insecure source promises nothing"):
+        PrivacyLedger.open(
+            tmp_path / "people.db", plan_of(1.0), cap=CAP, rng=SecureRandom(insecure_seed=1)
+        )
+
+
+@pytest.mark.parametrize("cap", [replace(CAP, epsilon=9.0), replace(CAP, delta=2e-3)])
+def test_a_cap_is_fixed_for_good(tmp_path: Path, cap: PrivacyBudget) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(1.0), "first", cap=CAP)
+    with pytest.raises(OptionError, match=r"was made with the cap .*: leave cap out"):
+        PrivacyLedger.open(file, plan_of(1.0), name="second", cap=cap)
+
+
+def test_of_trainings_entered_at_the_same_time_only_as_many_fit_as_the_cap_pays_for(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(2.0, delta=1e-4), "first", cap=CAP)
+    plan = plan_of(2.5, delta=1e-4)
+
+    def enter(number: int) -> bool:
+        try:
+            return spend(file, plan, f"of {number}") > 0
+        except PrivacyBudgetExhausted:
+            return False
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(enter, range(6))) == 2
+    with SpentLedger.read(file) as ledger:
+        assert len(ledger.account.trainings) == 3
+        assert ledger.account.total(ledger.account.neighbours) == pytest.approx(7.0)
+
+
+def test_trainings_side_by_side_spend_each_its_own_budget(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    plans = {"first": plan_of(3.0), "second": plan_of(5.0)}
+    paid = {}
+    with (
+        PrivacyLedger.open(file, plans["first"], name="first", cap=CAP) as first,
+        PrivacyLedger.open(file, plans["second"], name="second") as second,
+    ):
+        for name, ledger in {"first": first, "second": second}.items():
+            paid[name] = 0
+            with pytest.raises((PrivacyBudgetExhausted, ValueError)):
+                for number in range(1, 100):
+                    ledger.commit(ledger.reserve(round=number))
+                    paid[name] += 1
+        assert first.rounds_spent == paid["first"] and second.rounds_spent == paid["second"]
+    alone = tmp_path / "alone.db"
+    assert paid["second"] == spend(alone, plans["second"], "second")
+
+
+def test_a_training_that_was_killed_stays_in_the_sum(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(1.0, delta=1e-4), "first", cap=CAP)
+    plan = plan_of(5.0, delta=1e-4)
+    kill_when_reserved(f"""
+        from fl_dp import PrivacyLedger
+        from fl_dp.plan import plan_from_dict
+
+        plan = plan_from_dict({plan.to_dict()!r})
+        PrivacyLedger.open({str(file)!r}, plan, name="killed").reserve(round=1)
+        print("reserved", flush=True)
+        input()
+    """)
+    with SpentLedger.read(file) as ledger:
+        left = ledger.left()
+        assert left is not None and left.epsilon == pytest.approx(2.0)
+    with PrivacyLedger.open(file, plan, name="killed") as ledger:
+        assert ledger.rounds_spent == 1
+
+
+def test_a_copy_that_was_put_back_does_not_give_a_training_back(tmp_path: Path) -> None:
+    file, elsewhere = tmp_path / "people.db", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    heads = witness_at(elsewhere / "people.heads")
+    spend(file, plan_of(3.0), "first", cap=CAP, witness=heads)
+    copy = file.read_bytes()
+    spend(file, plan_of(5.0), "second", witness=heads)
+    file.write_bytes(copy)
+    with pytest.raises(LedgerCorrupted, match="witness"):
+        PrivacyLedger.open(file, plan_of(5.0), name="again", witness=heads)
+
+
+def forged(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Write a ledger's entries anew with right hashes, as whoever can write the file can."""
+    with closing(sqlite3.connect(file)) as table:
+        rows = table.execute("SELECT payload FROM entries ORDER BY sequence").fetchall()
+        payloads = [json.loads(payload) for (payload,) in rows]
+        change(payloads)
+        entry = None
+        for payload in payloads:
+            entry = next_entry(entry, payload)
+            table.execute(
+                "UPDATE entries SET payload = ?, hash = ? WHERE sequence = ?",
+                (entry.payload, entry.hash, entry.sequence),
+            )
+        table.commit()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: entries[0]["account"].update(cap=4.0),
+        lambda entries: entries[0]["account"].update(delta=3e-4),
+        lambda entries: entries[-1].update(training="nobody"),
+        lambda entries: entries[-1].update(training="first"),
+    ],
+    ids=["lower cap", "less delta", "of no training", "of another training"],
+)
+def test_entries_that_no_account_would_write_are_refused(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(3.0), "first", cap=CAP)
+    spend(file, plan_of(5.0), "second")
+    forged(file, lambda entries: None)
+    SpentLedger.read(file).close()  # the power: what is written anew unchanged is taken
+    forged(file, change)
+    with pytest.raises(LedgerCorrupted):
+        SpentLedger.read(file)
+
+
+def test_dp_accounting_alone_recomputes_each_training_and_the_sum(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(3.0), "first", cap=CAP)
+    spend(file, replace(plan_of(2.0), rounds=3), "second")
+    printed = subprocess.run(
+        [sys.executable, RECOMPUTE, file], capture_output=True, text=True, check=True
+    ).stdout
+    first, second, total = printed.splitlines()
+    assert first.startswith("first: ") and first.endswith(" of 3.0 at delta 0.00025")
+    assert second.startswith("second: ") and second.endswith(" of 2.0 at delta 0.00025")
+    assert total == "sum: 5.0 at delta 0.0005 of 0.001, cap 8.0"
