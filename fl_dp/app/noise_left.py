@@ -41,8 +41,9 @@ def noises_left(
 def _batch_size(settings: Settings, record_plan: RecordPlan) -> float | None:
     """Divisor of a step's sum; None where only the nodes know it, and log it."""
     chosen, task = settings.record_training, settings.task
-    if chosen.expected_batch_size is not None:
-        return chosen.expected_batch_size
+    size: float | None = chosen.expected_batch_size
+    if size is not None:
+        return size
     if task.partition == "nodes":
         return None
     records = declared_records(settings) / task.num_clients

@@ -18,16 +18,14 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import Clipping, ScalarMetric
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Banded, Plan, RecordPlan
-from fl_dp.promise import brief_epsilon
 from fl_dp.strategies import LawSelection, Selection, check_together
 from fl_dp.updates import VectorLayout
 
 from .charged_choice import vote_of
 from .settings import Settings
 from .settings.correlation import banded, rounds_apart
+from .settings.dp_sgd import record_plan
 from .settings.promises import budget, record_roster
-
-_MOST_STEPS = 10_000_000
 
 
 def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
@@ -79,15 +77,6 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     if not settings.protects_records:
         return None
     chosen = settings.record_training
-    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
-    participations = chosen.participations or _usual_participations(settings)
-    if steps * participations > _MOST_STEPS:
-        raise OptionError(
-            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
-            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or "
-            f"client.epochs, to {_MOST_STEPS:,} in all"
-        )
     relation = NeighboringRelation(settings.privacy.neighboring_relation)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
         raise OptionError(
@@ -97,27 +86,14 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
         )
     if not settings.protects_clients:
         _check_together(settings, None, make_selection(settings))
-    training: dict[str, Any] = {
-        "sampling_rate": chosen.sampling_rate,
-        "steps": steps,
-        "participations": participations,
-        "clipping_norm": chosen.clipping_norm,
-        "neighboring_relation": relation,
-    }
-    if multiplier is None:
-        assert epsilon is not None  # the settings refuse both being null
-        return RecordPlan.calibrate(PrivacyBudget(epsilon=epsilon, delta=delta), **training)
-    spends = RecordPlan.from_noise_multiplier(multiplier, delta=delta, **training)
-    if epsilon is None or not within_budget:
-        return spends
-    if spends.budget.epsilon > epsilon:
-        raise OptionError(
-            f"{participations} rounds of a client at dp_sgd.noise_multiplier={multiplier:g} "
-            f"spend epsilon {brief_epsilon(spends.budget.epsilon)} of its records, more than "
-            f"dp_sgd.epsilon={epsilon}: raise the budget, or leave the multiplier out and "
-            "let it be calibrated"
-        )
-    return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
+    plan: RecordPlan = chosen.make_by(
+        record_plan,
+        epochs=settings.client.epochs,
+        usual_participations=_usual_participations(settings),
+        neighboring_relation=relation,
+        within_budget=within_budget,
+    )
+    return plan
 
 
 def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:

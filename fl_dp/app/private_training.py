@@ -25,6 +25,7 @@ from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.training import SquaredError
 
 from .settings import Settings
+from .settings.dp_sgd import record_steps
 
 _EXAMPLES = 4
 
@@ -98,7 +99,10 @@ def private_client(
     Raises:
         ValueError: A real node was started without a ledger; nothing is trained.
     """
-    chosen = settings.record_training
+    steps = settings.record_training.make_by(record_steps)
+    _require_comparable(steps["grad_sample_mode"], form)
+    # A server must not be able to switch it off.
+    steps["secure_randomness"] |= not in_simulation()
     loaded: list[Records] = []
 
     def loader() -> DataLoader[Any]:
@@ -117,12 +121,8 @@ def private_client(
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, lr=settings.client.learning_rate
             ),
-            expected_batch_size=chosen.expected_batch_size,
-            grad_sample_mode=_mode(chosen.grad_sample_mode, form),
-            physical_batch_size=chosen.physical_batch_size,
             example=_example(form),
-            # A server must not be able to switch it off.
-            secure_randomness=chosen.secure_randomness or not in_simulation(),
+            **steps,
         ),
         fingerprint_of=lambda _: loaded[-1].fingerprint,
     )
@@ -162,15 +162,14 @@ def example_of(form: Form) -> tuple[Tensor, Tensor]:
     return features, torch.arange(_EXAMPLES) % form.num_classes
 
 
-def _mode(chosen: str | None, form: Form | None) -> str:
-    """How gradients are computed."""
-    if form is None and chosen in ("hooks", "ghost"):
+def _require_comparable(mode: str, form: Form | None) -> None:
+    """Refuse Opacus' gradients where no made-up record can be compared."""
+    if form is None and mode in ("hooks", "ghost"):
         raise ValueError(
-            f"dp_sgd.grad_sample_mode={chosen} is compared with gradients of single records "
+            f"dp_sgd.grad_sample_mode={mode} is compared with gradients of single records "
             "on made-up ones, and the settings do not say what a record looks like: write "
             "task.classes and task.columns or task.image_shape, or leave the key out"
         )
-    return chosen or "records"
 
 
 def _criterion(settings: Settings) -> nn.Module:

@@ -179,7 +179,7 @@ class Option:
         except OptionError as error:
             text = str(error)
             word = _FIRST_WORD.match(text)[0]  # type: ignore[index]  # it matches any text
-            name = (error.option or word).rpartition(".")[2]
+            name = _FIRST_WORD.match(error.option or text)[0].rpartition(".")[2]  # type: ignore[index]  # as above
             if name in self._keys_of(maker):
                 error.option = f"{self.group}.{name}"
                 if f".{error.option}".endswith(f".{word}"):
@@ -191,7 +191,13 @@ class Option:
 
 
 def option(
-    group: str, name: str, *makers: MadeBy, base: type[_Option], chosen_by: str = "name", **own: Any
+    group: str,
+    name: str,
+    *makers: MadeBy,
+    base: type[_Option],
+    chosen_by: str = "name",
+    chosen: str | bool | None = None,
+    **own: Any,
 ) -> type[_Option]:
     """Return the class of an option.
 
@@ -200,10 +206,12 @@ def option(
         name: Value of the group's own key; empty for a group without options.
         makers: What makes the option, one after the other.
         base: Its base class.
-        chosen_by: Field with the option's name.
+        chosen_by: Field that tells the option from the group's others.
+        chosen: Its value; None: the name.
         own: Values of the base's class variables.
     """
-    fields: list[tuple[str, Any, Any]] = [(chosen_by, str, tracked(name))] if name else []
+    value = name if chosen is None else chosen
+    fields: list[tuple[str, Any, Any]] = [(chosen_by, type(value), tracked(value))] if name else []
     for made in makers:
         fields += made.fields()
     namespace = {"group": group, "option": name, "makers": makers, **own}

@@ -24,7 +24,7 @@ from .tracking import TRACKINGS
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "features": {option.name: option for option in FEATURES},
     "privacy": {name: option() for name, option in PROMISES.items()},
-    "dp_sgd": {"on" if option.enabled else "off": option for option in DP_SGD},
+    "dp_sgd": {name: option() for name, option in DP_SGD.items()},
     "clipping": {name: option() for name, option in CLIPPINGS.items()},
     "selection": {name: option() for name, option in SELECTIONS.items()},
     "schedule": {name: option() for name, option in SCHEDULES.items()},

@@ -13,7 +13,7 @@ from fl_dp.updates.compression_options import CompressionOptions
 from .checks import ALL_TRACKED, at_least, choices, positive, tracked
 from .clippings import CLIPPINGS
 from .data import ModelSettings, TaskSettings
-from .dp_sgd import DPSGDOnSettings, DPSGDSettings
+from .dp_sgd import DP_SGD, DPSGDOption
 from .features import FeaturesSettings
 from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
@@ -69,7 +69,7 @@ class Settings:
     features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: Promise = field(default_factory=PROMISES["central"])
-    dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
+    dp_sgd: DPSGDOption = field(default_factory=DP_SGD["off"])
     clipping: Option = field(default_factory=CLIPPINGS["fixed"])
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     selection: SelectionOption = field(default_factory=SELECTIONS["poisson"])
@@ -139,13 +139,13 @@ class Settings:
         return self.privacy
 
     @property
-    def record_training(self) -> DPSGDOnSettings:
+    def record_training(self) -> DPSGDOption:
         """Settings of DP-SGD inside clients.
 
         Raises:
             ValueError: If clients train without it.
         """
-        if not isinstance(self.dp_sgd, DPSGDOnSettings):
+        if not self.dp_sgd.enabled:
             raise OptionError("clients train without DP-SGD: write dp_sgd=on", option="dp_sgd")
         return self.dp_sgd
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.checks import one_of
-from fl_dp.app.settings.dp_sgd import DPSGDOnSettings
+from fl_dp.app.settings.dp_sgd import DP_SGD
 from fl_dp.app.settings.recovery import THREATS, WITH_NOISE, RecoverySettings
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
@@ -259,7 +259,7 @@ class Recovery:
                 knows_others = cell.threat == "released_others_known"
                 return ReleasedModel(**noise, knows_others=knows_others)
             case "dp_sgd":
-                dp_sgd = DPSGDOnSettings()
+                dp_sgd = DP_SGD["on"]()
                 if settings.protects_records:
                     dp_sgd = settings.record_training
                 return DPSGDUpdate(**noise | {"clipping_norm": dp_sgd.clipping_norm})
