@@ -119,14 +119,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> OwnedClock:
     return owned
 
 
-@pytest.fixture
-def fresh_data_sets() -> None:
-    """Forget data sets of other tests, whose folders may have had the same name."""
-    from fl_dp.tasks.datasets import data
-
-    data._load_once.cache_clear()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let a test draw by its name, whichever tests ran before it in its process."""

@@ -19,7 +19,8 @@ from fl_dp.plan import Plan
 from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
 
-from .numbers import bound_rows, bounds_json, numbers_table, span
+from .bounds import bound_rows, bounds_json
+from .numbers import numbers_table, span
 from .sheets import sheet
 
 if TYPE_CHECKING:

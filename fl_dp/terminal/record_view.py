@@ -10,7 +10,8 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
 
-from .numbers import bound_rows, bounds_json, numbers_table
+from .bounds import bound_rows, bounds_json
+from .numbers import numbers_table
 
 
 def record_plan_json(plan: RecordPlan) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 
 from fl_dp.app.cautions import cautions, cautions_of_data
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.features import what_was_public
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 
 def settings_of(folder: Path, *overrides: str) -> Settings:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
 from numpy.typing import NDArray
 
@@ -35,8 +36,6 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Count
 from fl_dp.tasks.device import training_device
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 CLINICS = 4
 ROWS = 30

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from owned_clock import answer_at_once
 from safetensors.numpy import load_file
@@ -25,8 +26,6 @@ from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, initial_arrays_of
 from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 CLIENTS, LOW, HIGH = 20, 100.0, 300.0
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid
 from node_charges import charges_of
@@ -24,8 +25,6 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Form, load_dataset
 from fl_dp.tasks.datasets.data import PUBLIC_FORMS
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = record_plan(

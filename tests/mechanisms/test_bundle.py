@@ -175,7 +175,7 @@ def test_a_bundle_comes_back_from_json_as_it_was(bundle: GaussianBundle) -> None
     ("changes", "why"),
     [
         (dict(noise_multiplier=0.0), "noise_multiplier"),
-        (dict(clipping_norms=()), "no clipping norm"),
+        (dict(clipping_norms=()), "norms must hold a clipping norm"),
         (dict(clipping_norms=(1.0, 0.0)), r"norms\["),
         (dict(scalar_noise_std=None), "give scalar_noise_std"),
         (dict(scalar_noise_std=math.nan), "scalar_noise_std"),

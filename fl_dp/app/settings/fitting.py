@@ -1,4 +1,4 @@
-"""Options and keys of other groups that a promise allows; others are refused in one form.
+"""Options and keys of other groups that a promise allows.
 
 A kind of plan says itself what goes with it: laws in the type of its `sampling`, rules in that of
 `clipping`, and keys by its fields.
@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_dp.accounting import CyclicSampling
 from fl_dp.arguments import hints_of
-from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Plan
 
 from .clippings import CLIPPINGS
 from .option import Option
 from .schedules import SCHEDULES
 from .selections import SELECTIONS, SelectionOption
-
-if TYPE_CHECKING:
-    from .promises import Promise
 
 GROUPS = ("selection", "clipping", "schedule", "dp_sgd")
 """Groups of which a promise allows some options."""
@@ -117,72 +112,3 @@ def _classes(owner: Any, field: str) -> tuple[type[Any], ...]:
 def _made_class(rule: type[Option]) -> Any:
     maker = rule.makers[0].maker
     return maker if inspect.isclass(maker) else hints_of(maker)["return"]
-
-
-def require_fitting(privacy: Promise, settings: Any) -> None:
-    """Refuse an option or a key that a promise does not allow.
-
-    Raises:
-        IncompatibleOptions: If there is one; the text says what to write instead.
-    """
-    for group in GROUPS:
-        chosen = str(getattr(settings, group))
-        options = getattr(privacy.fitting, group)
-        if chosen not in options:
-            having = [other for other in _promises() if chosen in getattr(other.fitting, group)]
-            instead = f"write {group}={options[0]}{_or(options[1:])}"
-            raise _error(privacy, group, chosen, having, instead)
-    for key, part in KEYS.items():
-        value = reduce(_value, key.split("."), settings)
-        if value not in part.unused and key not in privacy.fitting.keys:
-            having = [other for other in _promises() if key in other.fitting.keys]
-            raise _error(privacy, key, value, having, "leave it out")
-
-
-def _promises() -> list[type[Promise]]:
-    from .promises import PROMISES  # which are made with their fittings
-
-    return list(PROMISES.values())
-
-
-def _value(settings: Any, key: str) -> Any:
-    """Return a value; None if the chosen option has no such key."""
-    return settings.get(key) if isinstance(settings, Option) else getattr(settings, key)
-
-
-def _error(
-    privacy: Promise, option: str, value: Any, having: Sequence[type[Promise]], instead: str
-) -> IncompatibleOptions:
-    """Return the error; it advises only promises that trust nobody more, and names others."""
-    promised = [other for other in having if other.option != "none"]
-    alike = [other.option for other in promised if _is_alike(other, privacy)]
-    others = [other.option for other in promised]
-    if alike:
-        instead += f", or write {_privacy(alike)}"
-    elif others:
-        instead += f" (another promise has it: {_privacy(others)})"
-    text = f"privacy={privacy} has no {option}={value}: {instead}"
-    return IncompatibleOptions(text, option=option)
-
-
-def _is_alike(other: type[Promise], privacy: Promise) -> bool:
-    """Tell whether another promise trusts nobody more and protects the same unit."""
-    if privacy.option == "none":
-        return True
-    of_default = type(privacy)  # whatever unit the settings chose
-    return other.kind is not None and (other.noised_by, other.unit) == (
-        of_default.noised_by,
-        of_default.unit,
-    )
-
-
-def _privacy(modes: Sequence[str]) -> str:
-    return f"privacy={modes[0]}{_or(modes[1:])}"
-
-
-def _or(others: Sequence[str]) -> str:
-    """Return the alternatives that follow a first one, as text."""
-    if not others:
-        return ""
-    *most, last = others
-    return "".join(f", {name}" for name in most) + f" or {last}"

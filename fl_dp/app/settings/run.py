@@ -15,13 +15,13 @@ from .clippings import CLIPPINGS
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DP_SGD, DPSGDOption
 from .features import FeaturesSettings
-from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .option import Option
 from .options import OPTIONS, option_of, with_values
 from .promises import PROMISES, Promise
 from .recovery import RecoverySettings
 from .released import MetricsSettings
+from .required_fitting import require_fitting
 from .schedules import SCHEDULES
 from .selections import SELECTIONS, SelectionOption
 from .simulation import SimulationSettings

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from PIL import Image
 
 from fl_dp.app.cautions import cautions_of_data
 from fl_dp.app.compose import compose_settings
 from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, load_dataset
 from fl_dp.tasks.datasets.names import alike, in_order
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 GREY = np.arange(72, dtype=np.uint8).reshape(8, 9)
 ORDER = ["0", "1", "2", "10", "11", "100", "1a", "Ann", "ann", "zoe"]

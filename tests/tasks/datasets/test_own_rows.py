@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from PIL import Image
 from pyarrow import parquet
 
 from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
-
-pytestmark = pytest.mark.usefixtures("fresh_data_sets")
 
 COLUMNS, CLASSES = ("age", "pressure"), ("well", "ill")
 TABLE = DataFormat(columns=COLUMNS, classes=CLASSES, splits=("train",), leave_out_unfit=True)
