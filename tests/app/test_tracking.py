@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from command_line import call, said_on_stderr
 from local_grid import LocalGrid, answer_with_app
-from tracked_files import Written, mlflow_run, tensorboard_files, wandb_runs
+from tracked_files import (
+    Written,
+    mlflow_run,
+    records_of_wandb,
+    tensorboard_files,
+    wandb_runs,
+)
 from waiting import until
 
 from fl_dp.app.checkpoints import save_checkpoint
@@ -99,7 +105,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Whoever calls a server asks the proxy first: W&B does if it is online.
         with pytest.raises(BlockingIOError):
             proxy.accept()
+    until(lambda: _wandb_has_ended(path))
     return folder
+
+
+def _wandb_has_ended(folder: Path) -> bool:
+    """Whether all is on the disk: W&B's own process writes on after the run's end."""
+    return all("state" in written.facts for written in wandb_runs(folder))
 
 
 def _released_and_more(strategy: Any) -> dict[str, Any]:
@@ -120,6 +132,15 @@ def written(request: pytest.FixtureRequest, sweep: Path) -> Written:
 
 
 # What reaches the files of the real trackers.
+
+
+def test_a_file_of_wandb_is_read_up_to_what_is_half_written(sweep: Path) -> None:
+    [file] = (sweep / "run-0").glob("wandb/offline-run-*/*.wandb")
+    written = file.read_bytes()
+    whole = list(records_of_wandb(written))
+    for end in range(7, len(written), 37):
+        read = list(records_of_wandb(written[:end]))
+        assert read == whole[: len(read)]
 
 
 def test_every_name_of_a_round_is_on_the_closed_list(written: Written) -> None:
@@ -316,8 +337,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run(
     if name == "tensorboard":
         assert sorted(tensorboard_files(folder.path / name).rounds) == [0, 1, 2, 3]
         return
-    # W&B's own process writes on after the run's end.
-    until(lambda: all("state" in each.facts for each in wandb_runs(folder.path)))
+    until(lambda: _wandb_has_ended(folder.path))
     first, second = wandb_runs(folder.path)
     assert (first.facts["state"], second.facts["state"]) == ('"failed"', '"finished"')
     assert first.facts["id"] == second.facts["id"] == recorder.starts[0].identity

@@ -87,7 +87,7 @@ def _wandb_run(file: Path) -> Written:
 
     messages: Any = wandb_internal_pb2
     files = Written()
-    for read in _records(file.read_bytes()):
+    for read in records_of_wandb(file.read_bytes()):
         record = messages.Record()
         record.ParseFromString(read)
         match record.WhichOneof("record_type"):
@@ -114,9 +114,12 @@ def _wandb_run(file: Path) -> Written:
     return files
 
 
-def _records(written: bytes) -> Iterator[bytes]:
-    """Yield the records of W&B's file: blocks of LevelDB's log, after 7 bytes of its own."""
-    assert written[:4] == b":W&B"
+def records_of_wandb(written: bytes) -> Iterator[bytes]:
+    """Yield the records of W&B's file: blocks of LevelDB's log, after 7 bytes of its own.
+
+    The last record may be half written: W&B's own process goes on after the run's end.
+    """
+    assert b":W&B".startswith(written[:4])
     offset, whole, head, block = 7, b"", 7, 1 << 15
     while offset + head <= len(written):
         left = block - offset % block
@@ -124,6 +127,8 @@ def _records(written: bytes) -> Iterator[bytes]:
             offset += left
             continue
         _, length, kind = struct.unpack("<IHB", written[offset : offset + head])
+        if offset + head + length > len(written):
+            return
         whole += written[offset + head : offset + head + length]
         offset += head + length
         if kind in (1, 4):  # whole, or its last part
