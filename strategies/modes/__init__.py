@@ -2,12 +2,12 @@
 
 from ..exchange import Ask
 from .base import Cohort, Mode, Released, RoundFailed
-from .buffered import BufferedMode
-from .central import CentralMode
-from .client_noise import ClientNoiseMode, client_noise_of
+from .buffered_mode import BufferedMode
+from .central_mode import CentralMode
+from .client_noise_mode import ClientNoiseMode, client_noise_of
 from .planned import ChargedRound
-from .secure_sum import SecureSumMode
-from .unprotected import UnprotectedMode
+from .secure_sum_mode import SecureSumMode
+from .unprotected_mode import UnprotectedMode
 
 __all__ = [
     "Ask",

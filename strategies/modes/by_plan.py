@@ -18,11 +18,11 @@ from fl_dp.plan import (
     Plan,
 )
 
-from .buffered import BufferedMode
-from .central import CentralMode
-from .client_noise import ClientNoiseMode
+from .buffered_mode import BufferedMode
+from .central_mode import CentralMode
+from .client_noise_mode import ClientNoiseMode
 from .planned import PlannedMode
-from .secure_sum import SecureSumMode
+from .secure_sum_mode import SecureSumMode
 
 _MODES: dict[type[Plan], type[PlannedMode[Any]]] = {
     CentralPlan: CentralMode,

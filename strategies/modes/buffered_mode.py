@@ -15,7 +15,7 @@ from fl_dp.updates.compression import update_in
 from ..roster import Unit
 from ..selection import Observation
 from .base import numbers_of, observed, one_of
-from .central import CentralMode
+from .central_mode import CentralMode
 from .planned import ChargedRound
 
 
