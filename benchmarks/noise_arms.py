@@ -116,7 +116,9 @@ def _noises(asked: argparse.Namespace, task: str) -> dict[str, tuple[float, floa
         settings = compose_settings([*_common(asked, task), *chosen])
         plan = make_plan(settings)
         coefficients = plan.coefficients or (COEFFICIENT_ONE,)
-        left = model_error(coefficients, plan.rounds, settings.server_optimizer.momentum)
+        left = model_error(
+            coefficients, plan.rounds, settings.server_optimizer.get("momentum") or 0.0
+        )
         scale = plan.noise_multiplier * column_norm(coefficients) / plan.denominator
         multipliers[name], errors[name] = plan.noise_multiplier, scale * math.sqrt(left)
     return {name: (multipliers[name], errors[name] / errors[ARMS[1]]) for name in ARMS}

@@ -182,8 +182,8 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
                 inside = random.random(len(rows)) < share_of_records
             sums.append(_clipped(model, data.rows[rows[inside]], data.labels[rows[inside]]))
         step = nodes.opened(sums).reshape(classes, width) / (records * share_of_records)
-        speed = optimizer.momentum * speed + step
-        left = 1.0 - index / settings.rounds if optimizer.linear_decay else 1.0
+        speed = (optimizer.get("momentum") or 0.0) * speed + step
+        left = 1.0 - index / settings.rounds if optimizer.get("linear_decay") else 1.0
         model -= rate * left * speed
     return float((np.argmax(data.test_rows @ model.T, axis=1) == data.test_labels).mean())
 

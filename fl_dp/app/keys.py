@@ -114,9 +114,10 @@ def all_keys() -> dict[str, Key]:
     """Every key by its name, the run's own first."""
     keys = {key.name: key for key in _keys("", Settings())}
     tracked_groups = {setting.name for setting in fields(Settings) if is_tracked(setting)}
-    for group, settings in groups().items():
+    for group in groups():
         if group not in OPTIONS:
-            for key in _keys(group, settings(), all_tracked=group in tracked_groups):
+            settings = getattr(Settings(), group)
+            for key in _keys(group, settings, all_tracked=group in tracked_groups):
                 keys[key.name] = key
             continue
         for option, defaults in OPTIONS[group].items():

@@ -192,7 +192,7 @@ def _correlation(settings: Settings) -> Banded | None:
         banded,
         rounds=settings.rounds,
         apart=apart,
-        momentum=settings.server_optimizer.momentum,
+        momentum=settings.server_optimizer.get("momentum") or 0.0,
         num_parameters=partial(_num_parameters, settings),
     )
     return made

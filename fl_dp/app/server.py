@@ -181,7 +181,7 @@ def _train_by_plan(
     ) as ledger:
         strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
         strategy = (make_strategy or strategy_class)(
-            settings.server_optimizer.make_for(settings.rounds),
+            settings.server_optimizer.make(rounds=settings.rounds),
             plan=plan,
             ledger=ledger,
             selection=make_selection(settings, plan),
@@ -242,7 +242,7 @@ def _train_without_plan(
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = settings.privacy.rng()
     strategy = UnprotectedFedAvg(
-        settings.server_optimizer.make_for(settings.rounds),
+        settings.server_optimizer.make(rounds=settings.rounds),
         selection=make_selection(settings),
         **_options(folder, settings, record_plan, rng),
     )

@@ -29,7 +29,6 @@ from fl_dp.tasks.datasets.forms import SCALED_LABELS
 from fl_dp.tasks.training import (
     evaluate,
     evaluate_with_probabilities,
-    plain_sgd,
 )
 from fl_dp.user_code import Contained
 
@@ -99,7 +98,7 @@ class TaskClient(NumPyClient):
         metrics = _metrics(model, features, labels, settings, config, count=len(rows))
         seed = _shuffling_seed(settings, self._part(settings), config)
         unit = UnitData(features=features, labels=labels, seed=seed)
-        train_alone(model, unit, plain_sgd(**settings.client.steps))
+        train_alone(model, unit, settings.client.make())
         shared = own.keep(list(get_arrays(model).values()))
         return shared, _reported(len(rows), config), metrics
 
@@ -253,7 +252,7 @@ def train_many(
         return  # each unit has a model of its own, or parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
-    training = plain_sgd(**settings.client.steps)
+    training = settings.client.make()
     parts = parts_of(settings)
     first = node_of(context) * settings.simulation.units_at_node
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer

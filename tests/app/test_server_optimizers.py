@@ -12,10 +12,6 @@ from local_grid import LocalGrid
 from trainings import record
 
 from fl_dp.app.settings import OPTIONS
-from fl_dp.app.settings.optimizers import (
-    FedAdamSettings,
-    FedAvgMSettings,
-)
 
 FALLING = [
     name
@@ -43,7 +39,7 @@ _VALUES = {
 def test_each_server_optimizer_is_made_with_its_keys(name: str) -> None:
     default = OPTIONS["server_optimizer"][name]
     settings = replace(default, **{key: _VALUES[key] for key in asdict(default) if key != "name"})
-    strategy = settings.make()
+    strategy = settings.make(rounds=1)
     assert type(strategy).__name__.lower() == name
     used = {
         "fedavg": {},
@@ -62,11 +58,11 @@ def test_each_server_optimizer_is_made_with_its_keys(name: str) -> None:
 def test_a_falling_rate_reaches_zero_after_the_last_round_and_survives_a_resume(name: str) -> None:
     settings = replace(OPTIONS["server_optimizer"][name], linear_decay=True, learning_rate=0.8)
     rate = "server_learning_rate" if name == "fedavgm" else "eta"
-    optimizer = ServerOptimizer(settings.make_for(4))
+    optimizer = ServerOptimizer(settings.make(rounds=4))
     model, rates = ArrayRecord({"w": Array(np.zeros(2))}), []
     for number in range(1, 5):
         if number == 3:  # in another process
-            optimizer, state = ServerOptimizer(settings.make_for(4)), optimizer.state()
+            optimizer, state = ServerOptimizer(settings.make(rounds=4)), optimizer.state()
             optimizer.restore(state)
         asked = optimizer.instruct(number, model, ConfigRecord(), [1])
         stepped, _ = optimizer.step(number, ArrayRecord({"w": Array(np.ones(2))}), asked)
@@ -79,25 +75,27 @@ def test_a_falling_rate_reaches_zero_after_the_last_round_and_survives_a_resume(
 @pytest.mark.parametrize("name", FALLING)
 def test_a_falling_rate_falls_in_a_trial_on_the_copy_alone(name: str) -> None:
     settings = replace(OPTIONS["server_optimizer"][name], linear_decay=True)
-    inner = settings.make_for(2)
+    inner = settings.make(rounds=2)
     before = {key: value for key, value in vars(inner).items() if key != "aggregate_train"}
     ServerOptimizer(inner).rehearse(2, record(w=np.zeros(3)), {}, [1], metrics=[], saved=False)
     assert {key: value for key, value in vars(inner).items() if key != "aggregate_train"} == before
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "value", "instead"),
+    ("name", "key", "value", "instead"),
     [
-        (FedAvgMSettings, "learning_rate", 0.0, "positive and finite"),
-        (FedAvgMSettings, "momentum", 1.0, "for example 0.9"),
-        (FedAdamSettings, "beta_1", float("nan"), "for example 0.9"),
+        ("fedavgm", "learning_rate", 0.0, "positive and finite"),
+        ("fedavgm", "momentum", 1.0, "for example 0.9"),
+        ("fedadam", "beta_1", float("nan"), "for example 0.9"),
+        ("fedyogi", "beta_2", -0.5, "for example 0.99"),
+        ("fedadagrad", "tau", 0.0, "for example 0.001"),
     ],
 )
 def test_a_wrong_setting_says_what_to_write(
-    settings: type, key: str, value: float, instead: str
+    name: str, key: str, value: float, instead: str
 ) -> None:
     with pytest.raises(ValueError) as refused:
-        settings(**{key: value})
+        replace(OPTIONS["server_optimizer"][name], **{key: value})
     assert str(refused.value).startswith(f"server_optimizer.{key} must ")
     assert str(value) in str(refused.value)
     assert instead in str(refused.value)

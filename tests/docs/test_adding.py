@@ -289,21 +289,17 @@ OPTIMIZER = Addition(
     written={},
     registered={
         "fl_dp/app/settings/optimizers.py": {
-            "SERVER_OPTIMIZERS: tuple[": '''@dataclass(kw_only=True)
-class HalfStepSettings(ServerOptimizerSettings):
-    """Half of the mean update."""
+            "def _falling(": '''def half() -> Strategy:
+    """Return half of the mean update."""
+    from flwr.serverapp.strategy import FedAvgM
 
-    name: str = tracked("half")
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedAvgM
-
-        return FedAvgM(server_learning_rate=0.5, server_momentum=0.0)
+    return FedAvgM(server_learning_rate=0.5, server_momentum=0.0)
 
 
-SERVER_OPTIMIZERS: tuple[''',
-            "    FedYogiSettings(),\n": "    FedYogiSettings(),\n    HalfStepSettings(),\n",
+def _falling(''',
+            '        _server("fedavg", fedavg),\n': (
+                '        _server("fedavg", fedavg),\n        _server("half", half),\n'
+            ),
         }
     },
 )
@@ -333,10 +329,10 @@ TUNABLE = Addition(
     written={},
     registered={
         "fl_dp/app/settings/optimizers.py": {
-            "    batch_size: int = tracked(32, tunable=True)\n": (
-                "    batch_size: int = tracked(32, tunable=True)\n"
-                "    patience: int = tracked(3, tunable=True)\n"
+            "epochs: Count = 5, batch_size: Count = 32\n": (
+                "epochs: Count = 5, batch_size: Count = 32, patience: Count = 3\n"
             ),
+            "batch_size=_TUNABLE)": "batch_size=_TUNABLE, patience=_TUNABLE)",
         }
     },
 )
@@ -486,7 +482,7 @@ for name, keys in {
     "tracker": ["tracking=lines"],
 }.items():
     found[name] = compose_settings(keys)
-step = found.pop("server optimizer").server_optimizer.make()
+step = found.pop("server optimizer").server_optimizer.make(rounds=1)
 found["server optimizer"] = [type(step).__name__, step.server_learning_rate]
 
 sys.modules["lines"] = ModuleType("lines")  # the tracker's package

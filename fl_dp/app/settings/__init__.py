@@ -7,7 +7,6 @@ process's working directory or environment.
 
 from .choices import CHOICES
 from .data import TaskSettings
-from .optimizers import ServerOptimizerSettings
 from .options import OPTIONS
 from .run import Settings
 from .simulation import SimulationSettings
@@ -22,7 +21,6 @@ __all__ = [
     "OPTIONS",
     "SETTINGS_KEY",
     "CurveSettings",
-    "ServerOptimizerSettings",
     "Settings",
     "SimulationSettings",
     "SweepSettings",

@@ -1,206 +1,156 @@
-"""Settings of the server's step, a class for each `server_optimizer=NAME`, and of the client's."""
+"""The options of `server_optimizer=NAME`: the server's step with a private mean; keys of `client`.
+
+Flower's strategies and torch are imported when something is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, positive, tracked
+from .checks import Count, Positive
+from .option import KeyRule, Option, key, made_by, option
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp.strategy import Strategy
 
-
-@dataclass(kw_only=True)
-class ServerOptimizerSettings:
-    """Step of the server with a private mean update; this option adds the update as it is.
-
-    Attributes:
-        name: Option of the group.
-    """
-
-    name: str = tracked("fedavg")
-
-    @property
-    def momentum(self) -> float:
-        """Share of the last step that is repeated."""
-        return 0.0
-
-    @property
-    def linear_decay(self) -> bool:
-        """Whether the learning rate falls."""
-        return False
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedAvg
-
-        return FedAvg()
-
-    def make_for(self, rounds: int) -> Strategy:
-        """Return the strategy for a number of rounds, over which its rate may fall."""
-        strategy = self.make()
-        if self.linear_decay:
-            _let_fall(strategy, rounds)
-        return strategy
+    from fl_dp.clients.cohort import LocalTraining
 
 
-@dataclass(kw_only=True)
-class FedAvgMSettings(ServerOptimizerSettings):
-    """Momentum.
+def _decay(name: str, value: float, *, usual: float = 0.9) -> None:
+    if not 0.0 <= value < 1.0:
+        raise OptionError(
+            f"{name} must lie in [0, 1), got {value}: write for example {usual}", option=name
+        )
 
-    Attributes:
+
+def _tau(name: str, value: float) -> None:
+    if not 0.0 < value < float("inf"):
+        raise OptionError(
+            f"{name} must be positive and finite, got {value}: write for example 0.001, a tenth "
+            "of a coordinate's mean update or less",
+            option=name,
+        )
+
+
+def fedavg() -> Strategy:
+    """Return the step that adds the update as it is."""
+    from flwr.serverapp.strategy import FedAvg
+
+    return FedAvg()
+
+
+def fedavgm(
+    rounds: int,
+    *,
+    learning_rate: Positive = 0.3,
+    linear_decay: bool = False,
+    momentum: Annotated[float, _decay] = 0.9,
+) -> Strategy:
+    """Return momentum.
+
+    Args:
+        rounds: Rounds over which the learning rate may fall.
         learning_rate: Step size on the mean update.
         linear_decay: Lower the learning rate linearly, to zero after the last round.
         momentum: Share of the last step to repeat.
     """
+    from flwr.serverapp.strategy import FedAvgM
 
-    name: str = tracked("fedavgm")
-    learning_rate: float = tracked(0.3, tunable=True)
-    linear_decay: bool = tracked(False, tunable=True)
-    momentum: float = tracked(0.9, tunable=True)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        positive("server_optimizer.learning_rate", self.learning_rate)
-        _decay("momentum", self.momentum, usual=0.9)
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedAvgM
-
-        return FedAvgM(server_learning_rate=self.learning_rate, server_momentum=self.momentum)
+    strategy = FedAvgM(server_learning_rate=learning_rate, server_momentum=momentum)
+    return _falling(strategy, "server_learning_rate", rounds) if linear_decay else strategy
 
 
-@dataclass(kw_only=True)
-class FedAdagradSettings(ServerOptimizerSettings):
-    """Steps over the root of all squares so far.
+def adaptive(
+    name: str,
+    rounds: int,
+    *,
+    learning_rate: Positive = 0.1,
+    linear_decay: bool = False,
+    tau: Annotated[float, _tau] = 1e-3,
+    beta_1: Annotated[float, _decay] = 0.9,
+    beta_2: Annotated[float, partial(_decay, usual=0.99)] = 0.99,
+) -> Strategy:
+    """Return steps over the root of a running mean of squares, or of all squares so far.
 
-    Attributes:
+    Args:
+        name: `FedAdam`; `FedYogi`, whose squares fall no faster than they grow; or `FedAdagrad`,
+            which forgets none and takes no decays.
+        rounds: Rounds over which the learning rate may fall.
         learning_rate: About how far a coordinate moves in a round.
         linear_decay: Lower the learning rate linearly, to zero after the last round.
         tau: Added to the root of the squares; damps coordinates whose updates are far below it.
-    """
-
-    name: str = tracked("fedadagrad")
-    learning_rate: float = tracked(0.3, tunable=True)
-    linear_decay: bool = tracked(False, tunable=True)
-    tau: float = tracked(1e-3, tunable=True)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        positive("server_optimizer.learning_rate", self.learning_rate)
-        if not 0.0 < self.tau < float("inf"):
-            raise OptionError(
-                f"server_optimizer.tau must be positive and finite, got {self.tau}: write for "
-                "example 0.001, a tenth of a coordinate's mean update or less",
-                option="server_optimizer.tau",
-            )
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedAdagrad
-
-        return FedAdagrad(eta=self.learning_rate, tau=self.tau)
-
-
-@dataclass(kw_only=True)
-class FedAdamSettings(FedAdagradSettings):
-    """Steps over the root of a running mean of squares.
-
-    Attributes:
         beta_1: Decay of the mean of updates.
         beta_2: Decay of the mean of squared updates.
     """
+    from flwr.serverapp import strategy as flower
 
-    name: str = tracked("fedadam")
-    learning_rate: float = tracked(0.1, tunable=True)
-    beta_1: float = tracked(0.9, tunable=True)
-    beta_2: float = tracked(0.99, tunable=True)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        _decay("beta_1", self.beta_1, usual=0.9)
-        _decay("beta_2", self.beta_2, usual=0.99)
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedAdam
-
-        return FedAdam(eta=self.learning_rate, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
+    decays = {} if name == "FedAdagrad" else {"beta_1": beta_1, "beta_2": beta_2}
+    strategy = getattr(flower, name)(eta=learning_rate, tau=tau, **decays)
+    return _falling(strategy, "eta", rounds) if linear_decay else strategy
 
 
-@dataclass(kw_only=True)
-class FedYogiSettings(FedAdamSettings):
-    """FedAdam with squares that fall no faster than they grow."""
-
-    name: str = tracked("fedyogi")
-
-    def make(self) -> Strategy:
-        """Return the Flower strategy that makes the step."""
-        from flwr.serverapp.strategy import FedYogi
-
-        return FedYogi(eta=self.learning_rate, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
-
-
-@dataclass(kw_only=True)
-class ClientSettings:
-    """Training at a client: plain SGD.
-
-    Attributes:
-        learning_rate: Step size.
-        epochs: Passes over the client's data in one round.
-        batch_size: Records per step.
-    """
-
-    learning_rate: float = tracked(2.0, tunable=True)
-    epochs: int = tracked(5, tunable=True)
-    batch_size: int = tracked(32, tunable=True)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        positive("client.learning_rate", self.learning_rate)
-        at_least("client.epochs", self.epochs, 1)
-        at_least("client.batch_size", self.batch_size, 1)
-
-    @property
-    def steps(self) -> dict[str, Any]:
-        """The arguments of a client's training, by name."""
-        return {name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_size")}
-
-
-def _let_fall(strategy: Strategy, rounds: int) -> None:
+def _falling(strategy: Strategy, rate: str, rounds: int) -> Strategy:
     """Set a strategy's learning rate before each step; a resumed training continues the decay."""
-    key = "server_learning_rate" if hasattr(strategy, "server_learning_rate") else "eta"
-    first = getattr(strategy, key)
+    first = getattr(strategy, rate)
 
     def lowered(self: Strategy, server_round: int, replies: Iterable[Message]) -> Any:
-        setattr(self, key, first * (1.0 - (server_round - 1) / rounds))
+        setattr(self, rate, first * (1.0 - (server_round - 1) / rounds))
         return type(self).aggregate_train(self, server_round, replies)
 
     # Bound, so that a copy of the strategy has a copy of it.
     vars(strategy)["aggregate_train"] = MethodType(lowered, strategy)
+    return strategy
 
 
-def _decay(key: str, value: float, *, usual: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise OptionError(
-            f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example {usual}",
-            option=f"server_optimizer.{key}",
-        )
+def _server(name: str, maker: Callable[..., Strategy], **keys: KeyRule) -> type[Option]:
+    return option("server_optimizer", name, made_by(maker, **keys), base=Option)
 
 
-SERVER_OPTIMIZERS: tuple[ServerOptimizerSettings, ...] = (
-    FedAvgMSettings(),
-    ServerOptimizerSettings(),
-    FedAdamSettings(),
-    FedYogiSettings(),
-    FedAdagradSettings(),
+_TUNABLE = key(tunable=True)
+_RATE = {"learning_rate": _TUNABLE, "linear_decay": _TUNABLE}
+_DECAYS = _RATE | {"tau": _TUNABLE, "beta_1": _TUNABLE, "beta_2": _TUNABLE}
+_OF_ALL_SQUARES = {
+    "learning_rate": key(default=0.3, tunable=True),
+    "linear_decay": _TUNABLE,
+    "tau": _TUNABLE,
+}
+
+SERVER_OPTIMIZERS: dict[str, type[Option]] = {
+    made.option: made
+    for made in (
+        _server("fedavgm", fedavgm, **_RATE, momentum=_TUNABLE),
+        _server("fedavg", fedavg),
+        _server("fedadam", partial(adaptive, "FedAdam"), **_DECAYS),
+        _server("fedyogi", partial(adaptive, "FedYogi"), **_DECAYS),
+        _server("fedadagrad", partial(adaptive, "FedAdagrad"), **_OF_ALL_SQUARES),
+    )
+}
+
+
+def sgd(
+    *, learning_rate: Positive = 2.0, epochs: Count = 5, batch_size: Count = 32
+) -> LocalTraining:
+    """Return the training at a client: plain SGD.
+
+    Args:
+        learning_rate: Step size.
+        epochs: Passes over the client's data in one round.
+        batch_size: Records per step.
+    """
+    from fl_dp.tasks.training import plain_sgd
+
+    return plain_sgd(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
+
+
+CLIENT = option(
+    "client",
+    "",
+    made_by(sgd, learning_rate=_TUNABLE, epochs=_TUNABLE, batch_size=_TUNABLE),
+    base=Option,
 )
-"""The options of `server_optimizer=NAME`."""

@@ -28,7 +28,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "clipping": {name: option() for name, option in CLIPPINGS.items()},
     "selection": {name: option() for name, option in SELECTIONS.items()},
     "schedule": {name: option() for name, option in SCHEDULES.items()},
-    "server_optimizer": {option.name: option for option in SERVER_OPTIMIZERS},
+    "server_optimizer": {name: option() for name, option in SERVER_OPTIMIZERS.items()},
     "tracking": {option.name: option for option in TRACKINGS},
 }
 """Settings of each option with their defaults, by group and option."""

@@ -15,7 +15,7 @@ from .clippings import CLIPPINGS
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DP_SGD, DPSGDOption
 from .features import FeaturesSettings
-from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
+from .optimizers import CLIENT, SERVER_OPTIMIZERS
 from .option import Option
 from .options import OPTIONS, option_of, with_values
 from .promises import PROMISES, Promise
@@ -74,8 +74,8 @@ class Settings:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     selection: SelectionOption = field(default_factory=SELECTIONS["poisson"])
     schedule: Option = field(default_factory=SCHEDULES["constant"])
-    server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
-    client: ClientSettings = field(default_factory=ClientSettings)
+    server_optimizer: Option = field(default_factory=SERVER_OPTIMIZERS["fedavgm"])
+    client: Option = field(default_factory=CLIENT)
     compression: CompressionOptions = field(
         default_factory=CompressionOptions, metadata=ALL_TRACKED
     )

@@ -19,13 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_dp.app.settings import ServerOptimizerSettings, Settings
-from fl_dp.app.settings.optimizers import (
-    FedAdagradSettings,
-    FedAdamSettings,
-    FedAvgMSettings,
-    FedYogiSettings,
-)
+from fl_dp.app.settings import Settings
+from fl_dp.app.settings.optimizers import sgd
+from fl_dp.app.settings.option import Option
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.tasks.datasets.forms import SCALED_LABELS
@@ -35,7 +31,7 @@ from fl_dp.tasks.training import evaluate, train_locally
 class ServerStep:
     """State of a server optimizer over a trial's rounds."""
 
-    def __init__(self, settings: ServerOptimizerSettings, rounds: int) -> None:
+    def __init__(self, settings: Option, rounds: int) -> None:
         """Start before the first of `rounds` rounds."""
         self._settings = settings
         self._last = rounds
@@ -47,30 +43,28 @@ class ServerStep:
         """The model's change for a round's mean update, in its shape."""
         chosen, remaining = self._settings, 1.0 - self._rounds / self._last
         self._rounds += 1
-        if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
+        rate: float | None = chosen.get("learning_rate")
+        if rate is None:  # fedavg
             return update
-        rate = chosen.learning_rate
         if chosen.linear_decay:
             rate *= remaining
-        if isinstance(chosen, FedAvgMSettings):
+        if chosen.get("momentum") is not None:
             self._mean = chosen.momentum * self._mean + update
             return np.asarray(rate * self._mean)
-        if not isinstance(chosen, FedAdamSettings):
+        if chosen.get("beta_1") is None:
             self._mean, self._squares = update, self._squares + update**2
         else:
             self._mean = chosen.beta_1 * self._mean + (1.0 - chosen.beta_1) * update
             self._squares = self._decayed(chosen, update**2)
-            if not isinstance(chosen, FedYogiSettings):
+            if chosen.option != "fedyogi":
                 later = self._rounds + 1.0  # as Flower counts
                 rate *= math.sqrt(1.0 - chosen.beta_2**later) / (1.0 - chosen.beta_1**later)
         return np.asarray(rate * self._mean / (np.sqrt(self._squares) + chosen.tau))
 
-    def _decayed(
-        self, chosen: FedAdamSettings, squares: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _decayed(self, chosen: Option, squares: NDArray[np.float64]) -> NDArray[np.float64]:
         """The next running squares of `fedadam` or `fedyogi`."""
         before, decay = self._squares, chosen.beta_2
-        if isinstance(chosen, FedYogiSettings):
+        if chosen.option == "fedyogi":
             return np.asarray(before - (1.0 - decay) * squares * np.sign(before - squares))
         return np.asarray(decay * before + (1.0 - decay) * squares)
 
@@ -173,7 +167,9 @@ def _train(
         # One by one: with a handful of stand-ins, a batch takes longer.
         for features, labels in stand_ins:
             set_arrays(model, _shaped(current, shapes))
-            train_locally(model, features, labels, seed=seed + number, **settings.client.steps)
+            train_locally(
+                model, features, labels, seed=seed + number, **settings.client.arguments(sgd)
+            )
             total += clip_by_norm(_flat(model) - current, norm)
         mean = total / len(stand_ins) + std * draws.standard_normal(current.size)
         current = current + step.of(mean)
