@@ -78,13 +78,15 @@ def released_content(
     *,
     charge: Callable[[], None],
     release: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    rounded: Callable[..., ArrayRecord] = VectorLayout.unflatten,
 ) -> RecordDict:
     """Let a handler train, and return the model with the released part of its update.
 
     Nothing else of the handler's reply is used. A failure counts as a zero update. `charge` pays
     for the release before the handler is called; it raises `PrivacyBudgetExhausted` if nothing
     more may be trained. `release` maps an update, perhaps not finite, to its private form, both
-    float64 of shape `(size,)`.
+    float64 of shape `(size,)`. `rounded`, a method of the layout, adds that to the model in its own
+    dtypes: after noise it may round as it likes.
 
     Returns:
         One ArrayRecord under the message's key, and `num-examples` of 1.
@@ -111,8 +113,7 @@ def released_content(
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; it counts as a zero update", exhausted)
     note_failure(attempt.failure)
-    # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
-    private = layout.unflatten(origin, release(update))
+    private = rounded(layout, origin, release(update))
     # The weight is always 1: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
     return RecordDict({key: sent, METRICS_KEY: metrics})

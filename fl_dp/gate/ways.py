@@ -287,7 +287,8 @@ class ClipWay(Way):
     def _clip(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Clip the update in a train reply, and add no noise.
 
-        Privacy: one reply moves the model by at most the norm, whatever the data are. The server
+        Privacy: one reply moves the model by at most the norm, in any dtype and whatever the data
+        are. The server
         alone decides how much noise covers that: the site promises no epsilon, and its ledger says
         so.
         """
@@ -308,7 +309,14 @@ class ClipWay(Way):
         def release(update: NDArray[np.float64]) -> NDArray[np.float64]:
             return clip_by_norm(update, norm)
 
-        content = released_content(message, context, call_next, charge=note, release=release)
+        content = released_content(
+            message,
+            context,
+            call_next,
+            charge=note,
+            release=release,
+            rounded=VectorLayout.unflatten_inwards,  # no noise hides how a number is rounded
+        )
         return Message(content, reply_to=message)
 
 

@@ -121,6 +121,34 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
     return plain_array(narrowed(numbers).view(form.stored), declared=form.declared)
 
 
+def moved_inwards(
+    origin: NDArray[np.float64], update: NDArray[np.float64], form: ArrayForm
+) -> NDArray[np.floating]:
+    """`origin` plus `update` in the form's numbers, each rounded towards `origin`.
+
+    No number moves by more than its update, as it may if it is rounded to the nearest.
+
+    Args:
+        origin: Numbers that the form holds, in any shape.
+        update: As many numbers, finite.
+        form: Form of the result.
+
+    Returns:
+        Numbers of `form.dtype`, which `array_of` writes without rounding again.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = (origin + update).astype(form.dtype)
+        is_too_far = np.abs(moved - origin) > np.abs(update)
+        nearer = np.nextafter(moved, origin.astype(form.dtype))
+    moved = np.where(is_too_far, nearer, moved)
+    if not form.bfloat16:
+        return moved
+    bits = moved.view(np.uint32)
+    is_away_from_zero = (moved < 0.0) == (update > 0.0)  # the direction of `origin`
+    bits = bits + np.where(is_away_from_zero, np.uint32(0xFFFF), np.uint32(0))
+    return widened((bits >> np.uint32(16)).astype(np.uint16))
+
+
 def is_floating(declared: str) -> bool:
     """Whether an `Array.dtype`, a text that a node has sent, names a floating-point dtype."""
     if declared == _BFLOAT16:

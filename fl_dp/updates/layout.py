@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms.threads import in_blocks
 
-from .arrays import ArrayForm, array_of, filled_array, form_of, read
+from .arrays import ArrayForm, array_of, filled_array, form_of, moved_inwards, read
 from .shared_part import matching
 
 
@@ -169,6 +169,17 @@ class VectorLayout:
         """
         return ArrayRecord({spec.name: _array(spec, vectors) for spec in self.released})
 
+    def unflatten_inwards(
+        self, origin: NDArray[np.float64], update: NDArray[np.float64]
+    ) -> ArrayRecord:
+        """The released arrays of a sum, each number rounded towards `origin`.
+
+        No number moves by more than its update. `origin` is a model as `flatten` returns it.
+        """
+        return ArrayRecord(
+            {spec.name: _array_inwards(spec, origin, update) for spec in self.released}
+        )
+
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
         """`model` with its released arrays replaced, in the model's order and forms."""
         forms = {spec.name: spec.form for spec in self.released}
@@ -202,6 +213,20 @@ def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
                 flat[block] = parts[0][block]
             else:
                 np.add(parts[0][block], parts[1][block], out=flat[block], casting="same_kind")
+
+        in_blocks(flat.size, write_block)
+
+    return filled_array(spec.dtype, spec.shape, write)
+
+
+def _array_inwards(
+    spec: ArraySpec, origin: NDArray[np.float64], update: NDArray[np.float64]
+) -> Array:
+    before, moves = origin[spec.start : spec.stop], update[spec.start : spec.stop]
+
+    def write(flat: NDArray[Any]) -> None:
+        def write_block(block: slice) -> None:
+            flat[block] = moved_inwards(before[block], moves[block], spec.form)
 
         in_blocks(flat.size, write_block)
 

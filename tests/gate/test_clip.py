@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gated_site import adding
+from flwr.app import Array, ArrayRecord
+from gated_site import adding, replying
 
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
@@ -14,6 +15,7 @@ from fl_dp.ledger.node import ConsentRevoked, Use
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.updates.arrays import narrowed, plain_array, values_of
 
 CLIP: dict[str, Any] = {
     "dp-gate-promise": "clip",
@@ -33,6 +35,34 @@ def test_an_update_is_bounded_and_nothing_is_added(site: Any, update: float, nor
     assert dict(arrived.message.content["metrics"]) == {"num-examples": 1}
     assert np.linalg.norm(arrived.arrays["w"]) == pytest.approx(norm, rel=1e-6)
     assert arrived.arrays["b"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("start", [1.0, -1.0, 0.0, 2.0**15])
+@pytest.mark.parametrize("update", [1e3, -1e3, 1e-5])
+def test_rounding_to_the_model_s_numbers_adds_nothing_to_the_norm(
+    site: Any, dtype: str, start: float, update: float
+) -> None:
+    size = 2_000  # of which each moves by less than half of a float16's step at 1.0, or by more
+    came = np.full(size, start)
+    here = site(moving(came + update), **CLIP)
+    here.server.ask("train", {"arrays": ArrayRecord({"w": in_dtype(came, dtype)})})
+    here.step()
+    [arrived] = here.server.arrived
+    [array] = arrived.message.content["arrays"].values()
+    sent = values_of(array).astype(float)
+    assert np.linalg.norm(sent - came) <= 0.5 * (1 + 1e-12)
+    assert (np.abs(sent - came) <= 0.5 / np.sqrt(size) * (1 + 1e-12)).all()
+
+
+def in_dtype(values: Any, dtype: str) -> Array:
+    if dtype != "bfloat16":
+        return Array(values.astype(dtype))
+    return plain_array(narrowed(values.astype(np.float32)), declared=dtype)
+
+
+def moving(trained: Any) -> Any:
+    return replying(lambda message: {"arrays": ArrayRecord({"w": Array(trained)})})
 
 
 def test_the_ledger_says_that_the_server_was_relied_upon_and_no_epsilon(site: Any) -> None:
