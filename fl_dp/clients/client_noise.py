@@ -32,7 +32,13 @@ from .simulated_failures import failures_mod, note_failure, unless_simulated
 logger = logging.getLogger("flwr.fl_dp.client")
 
 
-def client_noise_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def client_noise_mod(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    *,
+    charged: NoiseInstruction | None = None,
+) -> Message:
     """Clip and noise the update in a train reply, as the round's instruction says.
 
     It works before any handler that replies with one ArrayRecord, the trained model under the
@@ -64,7 +70,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         message,
         context,
         call_next,
-        charge=lambda: charge_noise(noise, message, context),
+        charge=lambda: charge_noise(charged or noise, message, context),
         release=lambda update: scheme.privatize(update, SecureRandom()),
     )
     content[NOISED_KEY] = applied_noise(instruction)

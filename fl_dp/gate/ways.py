@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
 from fl_dp.clients.compression import compression_mod
 from fl_dp.clients.owner.node_policy import PolicyRefusal, node_policy_mod
@@ -132,10 +132,11 @@ class LocalWay(Way):
     abilities = frozenset({Ability.NOISE})
 
     def require(self, instruction: RoundInstruction) -> None:
-        """Refuse less noise than the owner's."""
+        """Refuse less noise than the owner's, and other neighbours."""
         asked, least = instruction.client_noise, self._policy.least_noise
         if asked is None:
             raise PolicyRefusal("the round asks for something else than noise at this site")
+        _require_own_relation(asked.neighboring_relation)
         if (
             asked.scheme != least.scheme
             or asked.noise_multiplier < least.noise_multiplier
@@ -181,7 +182,8 @@ class LocalWay(Way):
         """Clip and noise an update, as the server asks, or as the owner does.
 
         Privacy: that of `client_noise_mod`. By the owner's instruction, the policy's metrics leave
-        with the update as one Gaussian of the owner's noise multiplier.
+        with the update as one Gaussian of the owner's noise multiplier. The owner's noise is
+        charged, also where the server asks for more: events that differ would take the cap's room.
         """
         instruction = instruction_of(message)
         assert instruction is not None  # the server's, or that of `_own_noise`
@@ -189,7 +191,7 @@ class LocalWay(Way):
         noise = instruction.client_noise
         _log_signal(message, noise.mechanism().noise_std, noise.clipping_norm, in_a_sum=False)
         if OWN_RECORD not in message.content:
-            return client_noise_mod(message, context, call_next)
+            return client_noise_mod(message, context, call_next, charged=self._policy.least_noise)
         bundle, metrics = self._policy.own_bundle, self._policy.keys.metrics
         numbers: dict[str, float] = {}
 
@@ -220,6 +222,7 @@ class DistributedWay(Way):
         price = instruction.secure_sum
         if price is None or instruction.client_noise is not None:
             raise PolicyRefusal("the round asks for something else than a secure sum")
+        _require_own_relation(price.neighboring_relation)
         if instruction.of_records or price.unit != "client":
             raise PolicyRefusal("the sum is of records, and this gate hides the whole site")
         if instruction.max_units != 1 or instruction.weight_cap is not None:
@@ -439,6 +442,14 @@ def _log_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bo
         f"the noise on {noised} has length {length:.3g} over {size:,} parameters, and an update "
         f"{norm:g} at most: with fewer than {sites:,} sites a round has more noise than updates",
     )
+
+
+def _require_own_relation(asked: str) -> None:
+    if asked != NeighboringRelation.ZERO_OUT:
+        raise PolicyRefusal(
+            f"the round's neighbours are {asked!r:.50}, and this gate charges for zero-out: plan "
+            "neighboring_relation=zero-out"
+        )
 
 
 @lru_cache(maxsize=64)

@@ -206,6 +206,10 @@ NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=5.0, clipping_norm=
         ({"client_noise": NOISE}, "something else than a secure sum"),
         ({"of_records": True}, "the sum is of records"),
         ({"secure_sum": replace(PRICE, unit="record")}, "the sum is of records"),
+        (
+            {"secure_sum": replace(PRICE, neighboring_relation="replace-one")},
+            "this gate charges for zero-out",
+        ),
         ({"max_units": 2}, "one unit of a sum"),
         ({"weight_cap": 10.0}, "one unit of a sum"),
         ({"sampling_rate": 0.5}, "secret coins"),

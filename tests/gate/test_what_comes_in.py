@@ -17,6 +17,7 @@ from fl_dp.codec import encode_text
 from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.identity import Ability, NodeIdentity
@@ -57,8 +58,18 @@ def test_what_no_mod_makes_anew_is_closed(site: Any, kind: str) -> None:
     assert refusal(here) == "PolicyRefusal"
 
 
-def noise(multiplier: float = 2.0, norm: float = 1.0, scheme: str = "gaussian") -> RoundInstruction:
-    asked = NoiseInstruction(scheme=scheme, noise_multiplier=multiplier, clipping_norm=norm)
+def noise(
+    multiplier: float = 2.0,
+    norm: float = 1.0,
+    scheme: str = "gaussian",
+    relation: str = "zero-out",
+) -> RoundInstruction:
+    asked = NoiseInstruction(
+        scheme=scheme,
+        noise_multiplier=multiplier,
+        clipping_norm=norm,
+        neighboring_relation=relation,
+    )
     return RoundInstruction(server_round=3, client_noise=asked)
 
 
@@ -68,6 +79,8 @@ def noise(multiplier: float = 2.0, norm: float = 1.0, scheme: str = "gaussian") 
         noise(multiplier=1.9),
         noise(norm=1.1),
         noise(scheme="laplace"),
+        noise(relation="replace-one"),
+        noise(relation="add-or-remove-one"),
         RoundInstruction(server_round=3),
         RoundInstruction(server_round=3, units=(0, 1)),
         RoundInstruction(server_round=3, utility="loss"),
@@ -96,6 +109,18 @@ def test_more_noise_than_the_owner_s_is_added_once_and_told(site: Any) -> None:
     deviation = arrived.arrays["w"].std()
     # Six standard deviations of the estimate.
     assert deviation == pytest.approx(8.0, rel=6 / np.sqrt(2 * size))
+
+
+def test_more_noise_is_charged_as_the_owner_s_so_that_the_cap_keeps_its_room(site: Any) -> None:
+    here = site(adding(0.0))
+    for multiplier in (1e6, 2.5, 2.0):
+        instruction = noise(multiplier=multiplier, norm=0.5)
+        here.server.train(MODEL, {INSTRUCTION_KEY: encode_text(instruction)})
+        here.step()
+        here.step()
+    with NodeLedger.read(here.ledger) as ledger:
+        [spending] = ledger.spendings
+    assert spending.releases == {GaussianEvent(noise_multiplier=2.0): 3}
 
 
 def introduced(here: Site, **config: Any) -> NodeIdentity:
