@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
 
-NO_PRIVACY_FROM = 1000.0
-"""Epsilon from which on there is no promise: odds may change by a factor of e^1000."""
+NO_PRIVACY_ABOVE = 50.0
+"""Epsilon above which there is no promise: odds may change by a factor of e^50, of 22 digits."""
 
+NO_PRIVACY = "no privacy"
+"""Text for a person where nothing is promised."""
 
 LARGE_DELTA = 1e-3
 """Delta above which each screen warns: the promise may fail once in a thousand times."""
@@ -21,7 +23,7 @@ def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
         epsilon: A bound. None or infinite: no bound is known.
         insecure: Whether noise or coins came from a predictable source.
     """
-    return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
+    return epsilon is not None and epsilon <= NO_PRIVACY_ABOVE and not insecure
 
 
 def is_large_delta(delta: float | None) -> bool:

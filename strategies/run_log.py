@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import Plan, RecordPlan
-from fl_dp.promise import brief_epsilon, epsilon_at_delta, is_promise
+from fl_dp.promise import brief_epsilon
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -63,12 +64,8 @@ def log_promise(
 
     `evaluation` is that of clients' evaluations, if any.
     """
-    logger.info(
-        "\t├── Budget: %s, one %s's whole contribution (%s)",
-        epsilon_at_delta(plan.budget.epsilon, plan.budget.delta),
-        plan.unit,
-        plan.neighboring_relation,
-    )
+    budget = Guarantee.of(plan)
+    logger.info("\t├── Budget: %s", budget)
     logger.info(
         "\t├── Rounds: %d, %.4g of %d %ss expected in each",
         plan.rounds,
@@ -91,27 +88,33 @@ def log_promise(
         log_record_promise(record_plan)
     logger.info("\t├── Rule: %s", ledger.rule)
     logger.info("\t└── Ledger: %s", ledger.location)
-    if not is_promise(plan.budget.epsilon):
-        logger.warning(
-            "NO PRIVACY: epsilon %s promises nothing; 1 is strong, 8 weak but usual",
-            brief_epsilon(plan.budget.epsilon),
-        )
+    _warn_of_no_promise(budget)
     if ledger.insecure:
         logger.warning("NO PRIVACY: the noise is INSECURE, who knows the seed can subtract it")
 
 
 def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
     """Log what clients promise to each of their records."""
+    budget = Guarantee.of(record_plan)
     logger.info(
         "\t%s Records: budget %s at each client, DP-SGD with noise "
         "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
         "└──" if last else "├──",
-        epsilon_at_delta(record_plan.budget.epsilon, record_plan.budget.delta),
+        budget,
         record_plan.noise_multiplier,
         record_plan.sampling_rate,
         record_plan.steps,
         record_plan.participations,
     )
+    _warn_of_no_promise(budget)
+
+
+def _warn_of_no_promise(budget: Guarantee) -> None:
+    if budget.budget is not None and not budget.promises:
+        logger.warning(
+            "NO PRIVACY: epsilon %s promises nothing; 1 is strong, 8 weak but usual",
+            brief_epsilon(budget.budget),
+        )
 
 
 def _describe_noise(plan: Plan) -> str:

@@ -36,6 +36,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.arguments import Arguments, hints_of, read_fields
 from fl_dp.codec import encode
+from fl_dp.guarantee import Against
 from fl_dp.mechanisms import Clipping, GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_positive
@@ -199,6 +200,11 @@ class Plan(Arguments, ABC):
     @abstractmethod
     def adversary(self) -> str:
         """The promise's adversary, in words."""
+
+    @property
+    def against(self) -> Against:
+        """The promise's adversary, in a few words."""
+        return Against.MODELS if self.trusts_server else Against.SERVER
 
     @property
     @abstractmethod

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NotRequired, Self, TypedDict, Unpack
+from typing import ClassVar, NotRequired, Self, TypedDict, Unpack
 
 from fl_dp import accounting
 from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.arguments import Arguments
+from fl_dp.guarantee import Against
 from fl_dp.option_errors import OptionError, require_count
 
 _SMALLEST_NORM = 1e-10
@@ -65,6 +66,9 @@ class RecordPlan(Arguments):
         training: Name that outlives restarts, by which clients' ledgers know what the training has
             spent; empty: Flower's run.
     """
+
+    unit: ClassVar[str] = "record"
+    against: ClassVar[Against] = Against.SERVER
 
     budget: PrivacyBudget
     noise_multiplier: float

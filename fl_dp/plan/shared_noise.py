@@ -17,6 +17,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.guarantee import Against
 from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
@@ -102,6 +103,11 @@ class SharedNoisePlan(Plan):
     def event_budget(self) -> PrivacyBudget:
         """The part of the budget for the Gaussians that sums are charged as."""
         return self.noise.event_budget(self.budget)
+
+    @property
+    def against(self) -> Against:
+        """The server: with a roster even one that lies."""
+        return Against.LYING_SERVER if self.secure_sum.roster else Against.HONEST_SERVER
 
     @property
     def adversary(self) -> str:

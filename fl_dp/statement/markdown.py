@@ -189,14 +189,14 @@ def _closing(statement: Promise) -> list[str]:
 
 
 def _promise(statement: Promise, *, nothing: str = "") -> Row:
-    """Return the row of the promise, rounded up; `nothing` replaces the number."""
+    """Return the row of the promise; `nothing` replaces it."""
+    guarantee = statement.guarantee
     promise = nothing or "no finite epsilon is known"
-    if not nothing and statement.quoted in statement.epsilon:
-        delta = delta_rounded_up(statement.delta)
-        promise = f"epsilon {rounded_up(statement.best_epsilon)} at delta {delta}"
-        if not is_promise(statement.best_epsilon, insecure=statement.insecure):
-            promise = f"no privacy: {promise}"
-    return "promise", f"**{promise}**, of a budget of {rounded_up(statement.budget.epsilon)}"
+    if not nothing and guarantee.epsilon is not None:
+        promise = str(guarantee)
+        if not guarantee.promises:
+            promise = f"{promise}: epsilon {brief_epsilon(guarantee.epsilon)} {guarantee.terms}"
+    return "promise", f"**{promise}**, of a budget of {brief_epsilon(statement.budget.epsilon)}"
 
 
 def _several_records(statement: Promise) -> list[Row]:

@@ -56,6 +56,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         budget=plan.budget,
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
+        against=plan.against,
         adversary=plan.adversary,
         trusted=trusted,
         mechanism=mechanism,

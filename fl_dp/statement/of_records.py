@@ -84,6 +84,7 @@ def record_statement(
         epsilon_so_far=spent.by_name,
         budget=plan.budget,
         neighboring_relation=plan.neighboring_relation,
+        against=plan.against,
         neighbours=NEIGHBOURS["record inside clients"][plan.neighboring_relation],
         noise_multiplier=plan.noise_multiplier,
         sampling_rate=plan.sampling_rate,

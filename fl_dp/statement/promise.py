@@ -11,9 +11,12 @@ from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.second_figure import SecondFigure
 from fl_dp.codec import decode, encode
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping
 from fl_dp.promise import Enforcement
+
+from .stated_guarantee import stated_guarantee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class Promise:
         epsilon_so_far: The same for the releases so far.
         budget: Agreed on before training.
         unit: The protected unit, in words.
+        against: The adversary, in a few words.
         adversary: What the adversary sees and knows.
         trusted: The trusted parties, and what they are trusted with.
         mechanism: The noise, and the sum it is added to.
@@ -51,6 +55,7 @@ class Promise:
     budget: PrivacyBudget
     unit: str
     neighboring_relation: NeighboringRelation
+    against: Against
     adversary: str
     trusted: str
     mechanism: str
@@ -68,6 +73,11 @@ class Promise:
     def best_epsilon(self) -> float:
         """The bound to quote; infinite if none is known."""
         return self.epsilon.get(self.quoted, math.inf)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The promise as every screen, page and picture shows it."""
+        return stated_guarantee(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, without optional parts that are None."""

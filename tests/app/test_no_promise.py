@@ -22,14 +22,15 @@ TINY = [
 ]
 MEANS_NOTHING = {
     "seed": ["privacy.insecure_seed=3"],
-    "epsilon": ["privacy.epsilon=1e9", "privacy.delta=1e-3"],
+    "epsilon": ["privacy.epsilon=500", "privacy.delta=1e-3"],
 }
 
 
 def test_one_function_says_what_is_a_promise() -> None:
     assert is_promise(8.0)
     assert not is_promise(8.0, insecure=True)
-    assert not is_promise(1e9)
+    assert is_promise(50.0)
+    assert not is_promise(50.1)
     assert not is_promise(math.inf)
     assert not is_promise(None)
 
@@ -74,7 +75,7 @@ def test_a_promise_to_records_says_it_in_the_plan_and_in_each_round(
     use(monkeypatch, train_here)
     generator = call("plan", *OF_RECORDS, "dp_sgd.secure_randomness=false")
     assert "NO PRIVACY" in said_on_stderr(generator)
-    settings = [*OF_RECORDS, "dp_sgd.epsilon=1e9", "dp_sgd.delta=1e-5"]
+    settings = [*OF_RECORDS, "dp_sgd.epsilon=500", "dp_sgd.delta=1e-5"]
     assert "NO PRIVACY" in said_on_stderr(call("plan", *settings))
     done = call("run", *settings, "run_name=seen", "report=none")
     assert done.exit_code == 0, done.stderr
@@ -82,11 +83,12 @@ def test_a_promise_to_records_says_it_in_the_plan_and_in_each_round(
         [line] = [each for each in done.stdout.splitlines() if f"round {server_round}/2" in each]
         assert "no privacy" in line
         assert "epsilon" not in line
+    assert "NO PRIVACY: epsilon 500" in (tmp_path / "runs" / "seen" / "run.log").read_text()
 
 
 def test_with_budget_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    for epsilon in (8.0, 1e9):
+    for epsilon in (8.0, 500.0):
         strategy = DPFedAvg.with_budget(
             epsilon=epsilon,
             rounds=2,
@@ -97,4 +99,4 @@ def test_with_budget_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         )
         strategy.summary()
         strategy.ledger.close()
-        assert ("NO PRIVACY" in caplog.text) is (epsilon == 1e9)
+        assert ("NO PRIVACY" in caplog.text) is (epsilon == 500.0)

@@ -117,6 +117,16 @@ def test_without_a_ledger_it_says_that_a_second_training_is_not_added(
     assert "thrown away" in caplog.text and not any(tmp_path.iterdir())
 
 
+def test_a_budget_that_promises_nothing_is_called_so(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for epsilon in (50.0, 500.0):
+        budget = BUDGET | {"epsilon": epsilon, "ledger": tmp_path / f"{epsilon:g}.db"}
+        train_private(line(), clients(), **budget, progress=False)
+        assert ("NO PRIVACY: epsilon 500 promises nothing" in caplog.text) is (epsilon == 500.0)
+
+
 def test_a_named_ledger_is_spent_the_second_time(tmp_path: Path) -> None:
     for_both: dict[str, Any] = {**BUDGET, "ledger": tmp_path / "ledger.db"}
     train_private(line(), clients(), **for_both)

@@ -33,6 +33,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.plan import CentralPlan, LocalPlan, SecureSum
@@ -88,6 +89,7 @@ STATEMENT: dict[str, Any] = {
     "quoted": "pld",
     "budget": {"epsilon": 2.0, "delta": 1e-5},
     "neighboring_relation": "zero-out",
+    "against": "whoever sees the models",
     "releases": [{"event": "gaussian", "noise_multiplier": 1.0, "count": 1}],
     "not_covered": [],
     "randomness": [],
@@ -222,7 +224,7 @@ def printed_epsilons(page: str) -> list[str]:
 @given(value=st.floats(1e-9, 1e9), delta=st.floats(1e-12, 0.99))
 def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: float) -> None:
     page = statement_page(STATEMENT | {"epsilon": {"pld": value}, "delta": delta})
-    (promise,) = re.findall(r"epsilon (\S+) at delta ([^*]+)\*", page)
+    (promise,) = re.findall(r"\*\*.*epsilon (\S+) at delta ([^,]+),.*\*\*", page)
     printed_epsilon, printed_delta = map(Decimal, promise)
     assert printed_epsilon >= Decimal(repr(value))
     assert printed_epsilon <= Decimal(repr(value)) * Decimal("1.001") + Decimal("0.0001")
@@ -242,7 +244,8 @@ def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: f
 )
 def test_epsilon_is_rounded_up(value: float, printed: str) -> None:
     page = statement_page(STATEMENT | {"epsilon": {"pld": value}})
-    assert printed_epsilons(page) == [printed, "2.0000"]  # and the account's
+    promised = f"{float(printed):.10g}"
+    assert printed_epsilons(page) == [promised, "2.0000"]  # and the account's
     assert f"| privacy-loss distributions (quoted) | {printed} |" in page
 
 
@@ -251,7 +254,7 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
         for number in range(1, 6):
             ledger.reserve(round=number)
         page = statement_page(privacy_statement(ledger).to_dict())
-    promise = re.search(r"\*\*epsilon (\S+) at delta 0\.001\*\*, of a budget of (\S+) ", page)
+    promise = re.search(r"\*\*epsilon (\S+) at delta 0\.001, .*\*\*, of a budget of (\S+) ", page)
     assert promise is not None
     assert promise[1] == promise[2]
 
@@ -316,6 +319,16 @@ def test_a_page_warns_of_a_large_delta(tmp_path: Path, delta: float, warned: boo
     assert ("> **Delta 0.00101 is large" in opening) is warned
 
 
+def test_a_stopped_training_states_the_plan_and_says_what_was_spent(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        made, spent = privacy_statement(ledger), ledger.epsilon().best
+    guarantee = Guarantee.of(PLAN, made.best_epsilon, spent=spent)
+    assert made.guarantee == guarantee
+    assert guarantee.ended_early
+    assert f"| promise | **{guarantee}**, of a budget of" in statement_markdown(made)
+
+
 def test_where_dp_accounting_has_no_event_the_page_says_so() -> None:
     none = SecondFigure(how="dp-accounting has no event for a dance")
     page = statement_page(STATEMENT | {"second_figure": asdict(none)})
@@ -324,7 +337,7 @@ def test_where_dp_accounting_has_no_event_the_page_says_so() -> None:
 
 def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
     nothing = STATEMENT | {"releases": [], "epsilon": {"pld": 0.0}}
-    assert "**nothing was released**, of a budget of 2.0000" in statement_page(nothing)
+    assert "**nothing was released**, of a budget of 2" in statement_page(nothing)
     unknown = STATEMENT | {"epsilon": {}, "quoted": "none"}
     assert "**no finite epsilon is known**" in statement_page(unknown)
     assert "nothing" not in statement_page(unknown)

@@ -83,6 +83,7 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
         "budget": {"epsilon": epsilon, "delta": 0.003},
         "unit": "one client's whole contribution over the whole training",
         "neighboring_relation": "zero-out",
+        "against": "whoever sees the models",
         "adversary": "sees every released model and knows all other clients' data",
         "trusted": "the server, with sums, coins and noise",
         "mechanism": "Gaussian on an integer grid, on the sum of L2-clipped updates",
