@@ -11,10 +11,10 @@ from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import BufferedLoop, DPFedBuff
 from .federation_statistics import ask_federation, evaluate_federation
+from .joint_checks import check_together
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .private_loop import PrivateLoop
 from .rehearsal import RehearsalFailed
-from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     BufferedSelection,
     Draw,
@@ -23,8 +23,8 @@ from .selection import (
     PublicSelection,
     Selection,
 )
-from .together import check_together
-from .unprotected import UnprotectedFedAvg
+from .unit_roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
+from .unprotected_fedavg import UnprotectedFedAvg
 from .utility_selection import ExponentialSelection
 
 __all__ = [

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from fl_dp import clock
 from fl_dp.ledger import PrivacyLedger
 
-from .exchange import BATCH, SHORTEST_PAUSE, batches, longer
+from .message_exchange import BATCH, SHORTEST_PAUSE, batches, longer
 from .modes import BufferedMode
 from .open_round import OpenRound
 from .participations import Participations
-from .progress import Progress
-from .roster import Unit
 from .run_log import RunLog
 from .selection import BufferedSelection, Observation
+from .training_progress import Progress
+from .unit_roster import Unit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from fl_dp.statistics import Answer, NoiseChoice
 from fl_dp.statistics.query import SumQuery
 from fl_dp.updates import RefusedUpdate
 
-from .exchange import Ask, Federation
+from .message_exchange import Ask, Federation
 from .modes.node_budget import price_of_a_sum
 from .question import Question
 from .rehearsal import require_gates_at_all_or_none
-from .roster import RosterTooLarge
 from .run_log import RunLog
 from .secure import OneSum, SecureSums, Summed
+from .unit_roster import RosterTooLarge
 
 
 def charged_sum(

@@ -55,6 +55,7 @@ from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
 from .compatibility import require_ledger_of, require_loop_of, selection_for
+from .joint_checks import check_together
 from .private_loop import PrivateLoop
 from .round_evaluation import evaluation_of, releases_of
 from .round_loop import LoopOptions
@@ -62,7 +63,6 @@ from .round_strategy import RoundStrategy
 from .run_log import log_promise
 from .selection import LawSelection, Selection
 from .server_optimizer import refuse_unfit
-from .together import check_together
 
 _Arguments = ParamSpec("_Arguments")
 

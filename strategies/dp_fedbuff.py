@@ -22,7 +22,7 @@ from fl_dp.updates.compression import array_bytes
 from .buffer import Buffer, OpenBuffer
 from .compatibility import require_trainable
 from .dp_fedavg import DPFedAvg
-from .exchange import Federation
+from .message_exchange import Federation
 from .modes import BufferedMode
 from .private_loop import PrivateLoop
 from .round_loop import LoopOptions

@@ -36,11 +36,11 @@ from fl_dp.statistics import (
 )
 
 from .charged_sum import charged_sum
-from .exchange import Federation
+from .message_exchange import Federation
 from .question import CONFIG, Question, require_charged_relation
-from .roster import wait_for_roster
 from .run_log import RunLog
 from .secure import secure_sums_of
+from .unit_roster import wait_for_roster
 
 
 def ask_federation(

@@ -25,13 +25,13 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.batch_norm import with_sound_variances
 
-from .exchange import one_of_each
+from .message_exchange import one_of_each
 from .modes import Ask, Cohort, Mode, Released
 from .rehearsal import meaning_of
-from .roster import Unit
 from .run_log import RunLog
 from .selection import Draw, Observation, Selection
 from .server_optimizer import ServerOptimizer
+from .unit_roster import Unit
 
 _LARGE = 1 << 22  # parameters of a model whose replies must not pile up
 

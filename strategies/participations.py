@@ -10,9 +10,9 @@ from fl_dp.accounting import PrivacyBudgetExhausted, Sampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.option_errors import OptionError
 
-from .exchange import ATTEMPTS
+from .message_exchange import ATTEMPTS
 from .rehearsal import Answers, named
-from .roster import RosterIncomplete, Unit
+from .unit_roster import RosterIncomplete, Unit
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -43,8 +43,8 @@ from .compatibility import (
     require_trainable,
 )
 from .contributions import ContributionCheck
-from .exchange import Federation, patience
 from .federation_statistics import charged_answer
+from .message_exchange import Federation, patience
 from .modes import Mode, Released, RoundFailed
 from .modes.by_plan import mode_class_of
 from .modes.planned import ChargedRound
@@ -52,11 +52,11 @@ from .open_round import Answered, RoundDraft
 from .participations import Participations
 from .question import Question
 from .rehearsal import RehearsalFailed, require_gates_at_all_or_none
-from .roster import Roster, Unit, nodes_of
 from .round_evaluation import RoundEvaluation, in_words
 from .round_loop import LoopOptions, RoundLoop, Start
 from .secure import SecureSums, secure_sums_of
 from .server_optimizer import ServerOptimizer
+from .unit_roster import Roster, Unit, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
 

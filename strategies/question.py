@@ -17,7 +17,7 @@ from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 
-from .exchange import Federation, one_of_each
+from .message_exchange import Federation, one_of_each
 from .rehearsal import Answers, meaning_of, rehearse
 from .run_log import RunLog
 

@@ -30,7 +30,7 @@ from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import is_floating
 
-from .exchange import Federation, exchange, patience
+from .message_exchange import Federation, exchange, patience
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -37,17 +37,17 @@ from fl_dp.updates.narrow import widen
 from .checkpoint import Checkpoint
 from .compatibility import require_finite, require_no_tied_rest
 from .contributions import ContributionCheck, NobodyContributes
-from .exchange import Federation
+from .message_exchange import Federation
 from .modes import Mode, Released, RoundFailed
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
-from .progress import Progress
 from .rehearsal import Answers, rehearse
-from .roster import Roster, Unit, by_node, nodes_of
 from .round_evaluation import RoundEvaluation
 from .run_log import RunLog
 from .selection import Draw, Selection
 from .server_optimizer import ServerOptimizer
+from .training_progress import Progress
+from .unit_roster import Roster, Unit, by_node, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -30,7 +30,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
 from fl_dp.protocol.identity import Ability
 
-from .roster import Unit
+from .unit_roster import Unit
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -16,8 +16,8 @@ from fl_dp.arguments import with_read_arguments
 from fl_dp.mechanisms import ExponentialMechanism
 from fl_dp.option_errors import OptionError, require_positive
 
-from .roster import Unit
 from .selection import Draw, Observation, Selection
+from .unit_roster import Unit
 
 UtilityFn = Callable[[Observation, int], float]
 """Returns a utility, given a unit's last observation and the number of the round to draw."""

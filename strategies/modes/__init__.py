@@ -1,6 +1,6 @@
 """Modes: one class for each place where noise can enter a round."""
 
-from ..exchange import Ask
+from ..message_exchange import Ask
 from .base import Cohort, Mode, Released, RoundFailed
 from .buffered_mode import BufferedMode
 from .central_mode import CentralMode

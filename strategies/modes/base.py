@@ -30,9 +30,9 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
 
-from ..exchange import Ask
-from ..roster import Unit
+from ..message_exchange import Ask
 from ..selection import Observation
+from ..unit_roster import Unit
 
 Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
 """The units that take part in a round, by the id of their node."""

@@ -12,8 +12,8 @@ from fl_dp.plan import Plan
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.updates.compression import update_in
 
-from ..roster import Unit
 from ..selection import Observation
+from ..unit_roster import Unit
 from .base import numbers_of, observed, one_of
 from .central_mode import CentralMode
 from .planned import ChargedRound

@@ -16,9 +16,9 @@ from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, only_array_record
 from fl_dp.updates.compression import sum_bytes, update_in
 
-from ..exchange import Ask
-from ..roster import Unit
+from ..message_exchange import Ask
 from ..selection import Observation
+from ..unit_roster import Unit
 from .base import Cohort, Released, coin_rate, numbers_of, observed, one_of
 from .planned import ChargedRound, PlannedMode
 from .scalars import released_by

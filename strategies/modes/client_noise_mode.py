@@ -18,9 +18,9 @@ from fl_dp.updates import Compression, RefusedUpdate
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in
 
-from ..exchange import Ask
-from ..roster import Unit
+from ..message_exchange import Ask
 from ..selection import Observation
+from ..unit_roster import Unit
 from .base import Released, observed
 from .node_budget import budget_for_nodes
 from .planned import ChargedRound, PlannedMode

@@ -19,8 +19,8 @@ from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import Compression, VectorLayout
 
-from ..roster import Unit
 from ..secure import SecureSums
+from ..unit_roster import Unit
 from .base import Mode
 
 _Plan = TypeVar("_Plan", bound=Plan)

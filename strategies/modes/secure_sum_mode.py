@@ -17,10 +17,10 @@ from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import Compression
 
-from ..exchange import Ask
-from ..roster import Unit
+from ..message_exchange import Ask
 from ..secure import OneSum, Summed
 from ..selection import Observation
+from ..unit_roster import Unit
 from .base import Cohort, Released, RoundFailed, coin_rate
 from .node_budget import price_of_a_sum
 from .planned import ChargedRound, PlannedMode

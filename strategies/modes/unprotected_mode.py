@@ -16,9 +16,9 @@ from fl_dp.updates import VectorLayout
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in
 
-from ..exchange import Ask
-from ..roster import Unit
+from ..message_exchange import Ask
 from ..selection import Observation
+from ..unit_roster import Unit
 from .base import Mode, Released, numbers_of, observed, one_of
 
 

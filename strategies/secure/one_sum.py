@@ -32,7 +32,7 @@ from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
 from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import RefusedUpdate
 
-from ..exchange import Ask
+from ..message_exchange import Ask
 from .setup import SecureSums
 
 logger = logging.getLogger("flwr.fl_dp")

@@ -23,7 +23,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
 from fl_dp.secagg.directory import Entry
 
-from ..exchange import Ask
+from ..message_exchange import Ask
 from ..rehearsal import RehearsalFailed, meaning_of
 
 logger = logging.getLogger("flwr.fl_dp")

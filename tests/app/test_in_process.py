@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fl_dp.strategies.exchange import exchange
+from fl_dp.strategies.message_exchange import exchange
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from owned_clock import OwnedClock

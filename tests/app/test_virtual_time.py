@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fl_dp.strategies.exchange import default_window, exchange, patience
+from fl_dp.strategies.message_exchange import default_window, exchange, patience
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_update
 from owned_clock import OwnedClock

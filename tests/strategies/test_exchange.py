@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fl_dp.strategies.exchange import default_window, exchange, patience
-from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
+from fl_dp.strategies.message_exchange import default_window, exchange, patience
+from fl_dp.strategies.unit_roster import RosterIncomplete, wait_for_roster
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import EitherName

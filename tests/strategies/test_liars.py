@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.exchange import asking
-from fl_dp.strategies.progress import Progress
+from fl_dp.strategies.message_exchange import asking
 from fl_dp.strategies.run_log import RunLog
 from fl_dp.strategies.secure import SecureSums
+from fl_dp.strategies.training_progress import Progress
 from flwr.app import ArrayRecord
 from local_grid import LocalGrid
 from lying_nodes import (

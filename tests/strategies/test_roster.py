@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.roster import DeclaredNodes, HostedUnits, Unit, nodes_of
+from fl_dp.strategies.unit_roster import DeclaredNodes, HostedUnits, Unit, nodes_of
 from flwr.app import ArrayRecord
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from trainings import budgeted, plan_of, record

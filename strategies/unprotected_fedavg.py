@@ -22,15 +22,15 @@ from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
 from .contributions import ContributionCheck
+from .joint_checks import check_together
 from .modes import UnprotectedMode
 from .participations import Participations
-from .roster import Roster
 from .round_loop import LoopOptions, RoundLoop
 from .round_strategy import RoundStrategy
 from .run_log import log_record_promise
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
-from .together import check_together
+from .unit_roster import Roster
 
 logger = logging.getLogger("flwr.fl_dp")
 
