@@ -12,6 +12,7 @@ from .budget import (
 )
 from .events import History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .grouped_sampling import CyclicSampling, OwnRatesSampling
+from .noise_schedule import NoiseSchedule
 from .sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -19,7 +20,6 @@ from .sampling import (
     TruncatedPoissonSampling,
     VisibleSampling,
 )
-from .schedules import NoiseSchedule
 from .shared_noise import SharedNoise
 
 if TYPE_CHECKING:

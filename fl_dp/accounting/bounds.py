@@ -17,7 +17,12 @@ from dataclasses import dataclass, fields
 
 from scipy.optimize import minimize_scalar
 
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 from fl_dp.option_errors import require_probability
 
 from .budget import NeighboringRelation

@@ -21,8 +21,8 @@ from .budget import NeighboringRelation
 from .calibration_cache import CachedCalibration
 from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .loss_distributions import SEARCH_INTERVAL
+from .noise_schedule import NoiseSchedule
 from .renyi import renyi_epsilon
-from .schedules import NoiseSchedule
 
 _LARGEST = 1e6
 _SMALLEST = 1e-6  # below it no grid holds a vector

@@ -1,6 +1,6 @@
 """Releases as plain data: an event describes one release and interprets nothing.
 
-Sampled cohorts' events, and the types of a history; `fl_dp/mechanisms/events.py` has mechanisms'
+Sampled cohorts' events, and the types of a history; `fl_dp/mechanisms/mechanism_events.py` has mechanisms'
 events and the meaning of multipliers.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
 from fl_dp.codec import Form, encode, known_kind
-from fl_dp.mechanisms.events import (
+from fl_dp.mechanisms.mechanism_events import (
     Checked,
     GaussianEvent,
     MechanismEvent,

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fl_dp.mechanisms.events import ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import ZcdpEvent
 from fl_dp.option_errors import require_probability
 
 from .bounds import tight_epsilon

@@ -14,12 +14,12 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import require_positive, require_probability, require_rate
 
 from .budget import NeighboringRelation, PrivacyBudget
 from .events import FixedSizeGaussianEvent
-from .schedules import NoiseSchedule
+from .noise_schedule import NoiseSchedule
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:

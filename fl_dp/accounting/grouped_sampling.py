@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_dp.arguments import read_fields
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.option_errors import OptionError, require_count
 
 from .budget import NeighboringRelation

@@ -23,7 +23,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import require_count, require_probability
 
 from .budget import NeighboringRelation

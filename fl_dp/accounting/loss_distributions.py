@@ -20,7 +20,12 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 
 from .bounded_range import additive_gumbel_delta, bounded_range_delta
 from .budget import NeighboringRelation

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.events import Checked, GaussianEvent
+from fl_dp.mechanisms.mechanism_events import Checked, GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .budget import NeighboringRelation

@@ -29,7 +29,12 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import PrivacyAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 
 from .bounds import EpsilonBounds
 from .budget import NeighboringRelation

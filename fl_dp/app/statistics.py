@@ -24,7 +24,7 @@ from fl_dp.codec import encode
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
 from fl_dp.promise import epsilon_at_delta

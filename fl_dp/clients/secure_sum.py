@@ -33,7 +33,7 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_
 from fl_dp.codec import decode_text
 from fl_dp.files import StorageUnavailable
 from fl_dp.mechanisms import NoiseShare, SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (

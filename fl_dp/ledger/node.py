@@ -72,7 +72,7 @@ from fl_dp.accounting.gaussian_formulas import (
 )
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import require_positive
 from fl_dp.promise import Enforcement, epsilon_at_delta
 

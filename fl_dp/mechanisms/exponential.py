@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_positive
 
-from .events import ExponentialEvent
+from .mechanism_events import ExponentialEvent
 from .randomness import SecureRandom
 
 _LARGEST_LOGIT = 1e300  # keeps every logit finite: an infinite one would tie

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from .clipping import Norm
 from .discrete_gaussian import DiscreteGaussian, discrete_gaussian
-from .events import GaussianEvent
 from .grid import GridMechanism
+from .mechanism_events import GaussianEvent
 
 
 @dataclass(frozen=True, kw_only=True)

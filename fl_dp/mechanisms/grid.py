@@ -19,7 +19,7 @@ from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
-from .events import MechanismEvent
+from .mechanism_events import MechanismEvent
 from .randomness import CHUNK, SecureRandom
 from .threads import in_blocks
 

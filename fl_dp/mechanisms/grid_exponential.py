@@ -21,8 +21,8 @@ from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
-from .events import ZcdpEvent
 from .laplace import DiscreteLaplace
+from .mechanism_events import ZcdpEvent
 from .randomness import CHUNK, SecureRandom
 
 _MAX_LEVELS = 1 << 20

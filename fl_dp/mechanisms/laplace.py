@@ -22,8 +22,8 @@ from fl_dp.option_errors import OptionError
 
 from .buckets import Buckets, width_bits
 from .clipping import Norm
-from .events import LaplaceEvent
 from .grid import GridMechanism, IntegerLaw
+from .mechanism_events import LaplaceEvent
 from .randomness import SecureRandom
 
 _REACH = 12.0  # scales that the table covers: one draw in 160,000 is beyond

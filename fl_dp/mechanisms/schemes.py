@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from fl_dp.option_errors import OptionError
 
 from .clipping import Norm
-from .events import MechanismEvent
 from .gaussian import GaussianMechanism
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
+from .mechanism_events import MechanismEvent
 from .randomness import SecureRandom
 
 

@@ -15,7 +15,7 @@ from .distributed import DistributedPlan
 from .distributed_records import DistributedRecordsPlan
 from .grouped import GroupedPlan
 from .local import LocalPlan
-from .plan import Plan
+from .plan_base import Plan
 
 KINDS: dict[str, type[Plan]] = {
     plan.kind: plan

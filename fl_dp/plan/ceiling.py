@@ -17,7 +17,7 @@ from fl_dp.accounting import NeighboringRelation, freeze
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
 
-from .plan import Plan
+from .plan_base import Plan
 
 _ENDLESS = 10_000_000  # rounds: more than any training repeats
 

@@ -16,7 +16,7 @@ from fl_dp.accounting import (
 from fl_dp.option_errors import IncompatibleOptions
 
 from .hosting import Hosting
-from .plan import require_distant_records
+from .plan_base import require_distant_records
 from .release import Release
 from .server_noise import ServerNoisePlan
 

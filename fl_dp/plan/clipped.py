@@ -8,7 +8,7 @@ from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import OptionError, require_positive
 
-from .plan import Plan
+from .plan_base import Plan
 from .release import Release
 
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from fl_dp.accounting import CyclicSampling, VisibleSampling
 
-from .correlation import Banded
+from .banded_noise import Banded
 from .hosting import Hosting
-from .plan import require_distant_records
+from .plan_base import require_distant_records
 from .release import Release
 from .server_noise import ServerNoisePlan
 

@@ -10,7 +10,7 @@ from fl_dp.option_errors import IncompatibleOptions
 
 from .clipped import RuleClippedPlan
 from .hosting import Hosting
-from .shared_noise import SharedNoisePlan
+from .shared_noise_plan import SharedNoisePlan
 
 _EVERYBODY = PoissonSampling(sampling_rate=1.0)
 

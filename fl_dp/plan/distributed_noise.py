@@ -16,7 +16,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.shared_noise import shared_noise_slack, usual_colluding, within_slack
 from fl_dp.arguments import Arguments
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
 

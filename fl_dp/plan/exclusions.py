@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import Exclusion
 from fl_dp.updates.compression_options import CompressionOptions
 
-from .plan import Plan
+from .plan_base import Plan
 
 _PLAIN = CompressionOptions()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_dp.option_errors import IncompatibleOptions
 
-from .plan import Plan
+from .plan_base import Plan
 
 
 def plan_of(kind: type[Plan], values: Mapping[str, Any]) -> Plan:

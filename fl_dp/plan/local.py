@@ -18,7 +18,7 @@ from fl_dp.option_errors import IncompatibleOptions
 
 from .clipped import NormClippedPlan
 from .hosting import Hosting
-from .plan import (
+from .plan_base import (
     ANOTHER_APP,
     require_distant_records,
 )

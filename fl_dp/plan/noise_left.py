@@ -22,7 +22,7 @@ from scipy.signal import lfilter
 
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 
-from .plan import Plan
+from .plan_base import Plan
 from .record_plan import RecordPlan
 
 HOPELESS = 3.0

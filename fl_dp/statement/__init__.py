@@ -4,7 +4,7 @@ from .check import read_statement
 from .markdown import statement_markdown
 from .of_clients import privacy_statement
 from .of_records import record_statement
-from .promise import NoPromise, PrivacyStatement, RecordStatement
+from .stated_promise import NoPromise, PrivacyStatement, RecordStatement
 
 __all__ = [
     "NoPromise",

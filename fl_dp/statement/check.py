@@ -19,7 +19,7 @@ from fl_dp.promise import Enforcement
 from .markdown import statement_markdown
 from .of_clients import privacy_statement
 from .of_records import record_statement
-from .promise import PrivacyStatement, RecordStatement
+from .stated_promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
 # Versions depend on the machine that computes, and no ledger knows a model's parameters and inputs.

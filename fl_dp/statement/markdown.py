@@ -15,8 +15,8 @@ from fl_dp.promise import (
     rounded_up,
 )
 
-from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .sentences import ACCOUNTANTS, LARGE_DELTA
+from .stated_promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .words import (
     describe_event,
     neighbours_in_words,

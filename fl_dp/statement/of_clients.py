@@ -11,12 +11,12 @@ from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import Plan
 from fl_dp.plan.ceiling import Neighbours
-from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
+from fl_dp.plan.plan_base import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
 
-from .promise import AccountClaims, OwnPromise, PrivacyStatement, SecureSumClaims
 from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
 from .several_records import several_records_of
+from .stated_promise import AccountClaims, OwnPromise, PrivacyStatement, SecureSumClaims
 from .words import figure_of, neighbours_in_words, not_covered_of
 
 

@@ -10,7 +10,6 @@ from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
-from .promise import RecordStatement
 from .sentences import (
     NEIGHBOURS,
     NOT_COVERED_OF_RECORDS,
@@ -18,6 +17,7 @@ from .sentences import (
     TRUSTED_NAMED_APP,
 )
 from .several_records import epsilon_of_several
+from .stated_promise import RecordStatement
 from .words import figure_of, not_covered_of
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.plan.plan import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS, ROWS_THAT_ARE_NO_RECORDS
+from fl_dp.plan.plan_base import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS, ROWS_THAT_ARE_NO_RECORDS
 
 UNITS = {
     "client": "one client's whole contribution over the whole training",

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
 
+from .classifier_scores import ScoreHistograms
 from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
-from .scores import ScoreHistograms
 from .sums import Count, Mean, Sum
 from .votes import Vote
 from .wire import query_from_json

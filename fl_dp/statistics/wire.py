@@ -7,11 +7,11 @@ from typing import TypeAlias
 from fl_dp.codec import decode
 from fl_dp.documents import parsed_object
 
+from .classifier_scores import ScoreHistograms
 from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
-from .scores import ScoreHistograms
 from .sums import Count, Mean, Sum
 from .votes import Vote
 

@@ -27,7 +27,12 @@ from fl_dp.accounting import (
 from fl_dp.accounting.bounds import VAST_EPSILON, pld_epsilon, zcdp_epsilon
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 
 COARSE = 1e-3
 

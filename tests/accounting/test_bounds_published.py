@@ -11,7 +11,7 @@ from fl_dp.accounting import NeighboringRelation, epsilon, tight_epsilon
 from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.events import FixedSizeGaussianEvent, freeze
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 
 @pytest.mark.parametrize(

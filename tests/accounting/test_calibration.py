@@ -31,7 +31,12 @@ from fl_dp.accounting.calibration_cache import SWITCH
 from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 

@@ -11,10 +11,10 @@ from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
 from fl_dp.mechanisms.clipping import Norm
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.mechanisms.grid import GridMechanism
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.mechanisms.laplace import DiscreteLaplace
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent, ZcdpEvent
 
 NAMES = ["gaussian", "laplace", "exponential"]
 

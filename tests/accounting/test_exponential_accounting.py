@@ -21,7 +21,7 @@ from fl_dp.accounting.bounded_range import (
     bounded_range_renyi,
 )
 from fl_dp.accounting.bounds import pld_epsilon
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 RANGES = [0.1, 0.5, 1.0, 3.0, 8.0]
 GUMBEL_STD = math.pi / math.sqrt(6.0)

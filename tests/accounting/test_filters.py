@@ -24,7 +24,7 @@ from fl_dp.accounting.filters import (
     PrivacyFilter,
     RenyiOdometer,
 )
-from fl_dp.mechanisms.events import LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import LaplaceEvent
 
 Event = TypeVar("Event", bound=PrivacyEvent)
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)

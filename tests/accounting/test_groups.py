@@ -19,7 +19,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, freeze
 from fl_dp.accounting.groups import epsilon_of_group
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent
 
 SAMPLED: History = {PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.01): 1000}
 DELTA = 1e-5

@@ -22,7 +22,7 @@ from fl_dp.accounting.loss_distributions import (
     poisson_gaussian,
     reporting_interval,
 )
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent, ZcdpEvent
 
 SETTINGS = [(0.5, 0.01), (1.0, 0.1), (1.0, 1.0), (3.0, 0.5), (0.2, 1e-3), (20.0, 0.9)]
 

@@ -19,7 +19,7 @@ from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.random_stopping import RunsLaw
 from fl_dp.accounting.renyi import ORDERS, renyi_divergences
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 GOLDEN = (3.8897413324947587, 3.638537753049733, 3.351381287963876, 5.395207686693676)
 LAWS = [(5.0, 1.0), (10.0, 0.0), (3.0, 0.5), (20.0, 2.0)]

@@ -20,7 +20,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 

@@ -22,7 +22,7 @@ from fl_dp.accounting.renyi import (
     epsilon_at_order,
     renyi_divergences,
 )
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent, ZcdpEvent
 
 ZERO_OUT = NeighboringRelation.ZERO_OUT
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE

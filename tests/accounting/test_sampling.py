@@ -25,7 +25,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Banded, plan_from_dict
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_dp.accounting.schedules import (
+from fl_dp.accounting.noise_schedule import (
     SMALLEST_WEIGHT,
     NoiseSchedule,
 )

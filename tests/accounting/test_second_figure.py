@@ -26,7 +26,7 @@ from fl_dp.accounting.events import (
     freeze,
 )
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure, second_figure
-from fl_dp.mechanisms.events import ExponentialEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, LaplaceEvent, ZcdpEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 ONE_RELATION = (ADD_OR_REMOVE, ZERO_OUT)

@@ -15,7 +15,7 @@ from fl_dp.accounting import (
     gaussian_trade_off,
 )
 from fl_dp.accounting.trade_off import trade_off
-from fl_dp.mechanisms.events import GaussianEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, ZcdpEvent
 
 RATES = np.array([0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0])
 

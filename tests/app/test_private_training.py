@@ -14,7 +14,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder, statement_of_records
 from fl_dp.clients.per_record import dp_sgd
 from fl_dp.plan import RecordPlan
-from fl_dp.statement.promise import RecordStatement
+from fl_dp.statement.stated_promise import RecordStatement
 
 PLAN = RecordPlan.from_noise_multiplier(
     1.0, delta=1e-5, sampling_rate=0.5, steps=2, participations=2, clipping_norm=1.0

@@ -22,7 +22,7 @@ from fl_dp.codec import encode
 from fl_dp.commands.app import app
 from fl_dp.commands.stats import _show
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.statistics import Answer, Count
 
 CLIENTS = 6

@@ -35,8 +35,8 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
-from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 
 SECRET = "patient 4711 has condition X"

@@ -23,7 +23,7 @@ from fl_dp.codec import encode_text
 from fl_dp.commands.app import app
 from fl_dp.ledger import LedgerAnchor, NodeLedger, verify_chain
 from fl_dp.ledger.node import Use
-from fl_dp.mechanisms.events import LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import LaplaceEvent
 from fl_dp.plan import Banded
 from fl_dp.promise import Enforcement
 from fl_dp.statement import privacy_statement

@@ -20,7 +20,7 @@ from fl_dp.commands.app import app
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.promise import rounded_up
 
 

@@ -259,7 +259,7 @@ SCHEDULE = Addition(
     row="schedule",
     written={},
     registered={
-        "fl_dp/accounting/schedules.py": {
+        "fl_dp/accounting/noise_schedule.py": {
             "# Each gives the late version": """def _square(rounds: int, floor: float) -> _Weights:
     return floor + (1.0 - floor) * np.linspace(0.0, 1.0, rounds) ** 2
 

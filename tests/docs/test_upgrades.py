@@ -19,7 +19,7 @@ from fl_dp.ledger.entries import SCHEMA
 from fl_dp.ledger.node import NODE_SCHEMA
 from fl_dp.plan import SecureSum
 from fl_dp.plan.as_json import KINDS
-from fl_dp.plan.correlation import Banded
+from fl_dp.plan.banded_noise import Banded
 from fl_dp.protocol import keys
 from fl_dp.protocol.flower_versions import TESTED
 from fl_dp.protocol.identity import NodeIdentity

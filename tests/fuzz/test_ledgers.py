@@ -27,7 +27,7 @@ from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry, LedgerUnavailable, next_entry
 from fl_dp.ledger.node import Account
 from fl_dp.ledger.witness import FileWitness
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 from fl_dp.plan import plan_from_dict
 from fl_dp.terminal.ledger_view import ledger_table
 

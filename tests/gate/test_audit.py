@@ -9,7 +9,7 @@ import pytest
 from gated_site import adding
 
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 ANSWERS = 200
 CHARGED = 1.0  # noise multiplier

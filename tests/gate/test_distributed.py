@@ -27,7 +27,7 @@ from fl_dp.gate.judged_run import JudgedRun
 from fl_dp.gate.policy import GatePolicy
 from fl_dp.gate.ways import DistributedWay
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction

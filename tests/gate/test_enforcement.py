@@ -23,9 +23,9 @@ from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients import noised_client_app
 from fl_dp.gate.flower_hook import parts_of
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import DistributedPlan, LocalPlan, Plan, SecureSum
-from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
+from fl_dp.plan.plan_base import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import give_id
 from fl_dp.protocol.identity import NodeIdentity

@@ -19,7 +19,7 @@ from local_grid import LocalGrid
 from fl_dp import PrivacyLedger
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianMechanism, ScalarMetric
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statistics import Evaluation, NoiseChoice

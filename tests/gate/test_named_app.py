@@ -27,7 +27,7 @@ from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.plan import RecordPlan
-from fl_dp.plan.plan import ANOTHER_APP
+from fl_dp.plan.plan_base import ANOTHER_APP
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.identity import NodeIdentity

@@ -25,7 +25,7 @@ from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.node import Account, Marks, RunLimit, Use
 from fl_dp.ledger.training import library_versions
 from fl_dp.ledger.witness import FileWitness
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 
 @pytest.mark.parametrize(

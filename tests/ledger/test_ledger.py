@@ -24,7 +24,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, Reservation
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import OptionError
 
 PLAN = noised_plan(

@@ -32,7 +32,12 @@ from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.entries import SCHEMA, LedgerEntry, next_entry
 from fl_dp.ledger.state import ParticipationCapReached
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 from fl_dp.plan import plan_from_dict
 from fl_dp.statement import privacy_statement
 

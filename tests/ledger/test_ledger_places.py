@@ -19,7 +19,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger, SpentLedger
 from fl_dp.ledger.node import Account
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 PLAN = noised_plan(
     4.0, delta=1e-3, rounds=400, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

@@ -25,7 +25,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import freeze
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.state import Reservation
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
 RELEASES = (

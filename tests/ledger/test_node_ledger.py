@@ -34,7 +34,7 @@ from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
 from fl_dp.accounting.renyi import renyi_divergences
 from fl_dp.ledger import LedgerCorrupted, NodeLedger
 from fl_dp.ledger.node import Account, ConsentRevoked
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -556,7 +556,7 @@ def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
     won = race(
         f"""
         from fl_dp.accounting import PrivacyBudget, PrivacyBudgetExhausted
-        from fl_dp.mechanisms.events import GaussianEvent
+        from fl_dp.mechanisms.mechanism_events import GaussianEvent
         from fl_dp.ledger import NodeLedger
         from fl_dp.ledger.node import Account
         account = Account(unit="record", source="ward")

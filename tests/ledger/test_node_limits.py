@@ -32,7 +32,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FixedSizeGaussianEvent
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Spending
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 
 DELTA = 1e-5
 RELATION = NeighboringRelation.ZERO_OUT

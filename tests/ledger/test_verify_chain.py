@@ -21,7 +21,7 @@ from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, verify_chain
 from fl_dp.ledger.entries import LedgerEntry, next_entry
 from fl_dp.ledger.node import Account
 from fl_dp.ledger.witness import FileWitness
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.statement import privacy_statement
 
 SIZES: dict[str, Any] = {"delta": 1e-3, "rounds": 5, "clipping_norm": 1.0, "num_clients": 200}

@@ -31,7 +31,7 @@ from fl_dp.ledger import (
 from fl_dp.ledger.node import Account
 from fl_dp.ledger.store import LedgerStore
 from fl_dp.ledger.witness import FileWitness, TableWitness
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 PLAN = noised_plan(
     1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

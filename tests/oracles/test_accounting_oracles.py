@@ -12,7 +12,12 @@ from made_events import sampled
 from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.renyi import renyi_divergences
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 
 DELTA = 1e-5
 SETTINGS = [(1.0, 0.05, 100), (1.0, 0.01, 1000), (0.6, 0.001, 1000), (1.5, 0.04, 2250)]

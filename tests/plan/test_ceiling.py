@@ -13,7 +13,7 @@ from kind_trainings import PLANS
 
 from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import NeighboringRelation, NoiseSchedule, VisibleSampling
-from fl_dp.mechanisms.events import LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import LaplaceEvent
 from fl_dp.plan.ceiling import Neighbours, ceiling, largest_history
 
 ZERO_OUT, REPLACE_ONE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE

@@ -32,7 +32,7 @@ from fl_dp.mechanisms import (
     ScalarMetric,
     SecureRandom,
 )
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import SecureSum, SharedNoisePlan, plan_from_dict
 from fl_dp.plan.exclusions import TrainingOptions

@@ -31,7 +31,7 @@ from fl_dp.mechanisms import (
     FixedClipping,
     PerLayerClipping,
 )
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 from fl_dp.plan import (
     Banded,

@@ -26,7 +26,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Banded, Plan, plan_from_dict
 

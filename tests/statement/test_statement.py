@@ -35,7 +35,12 @@ from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.mechanisms.mechanism_events import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    ZcdpEvent,
+)
 from fl_dp.plan import CentralPlan, LocalPlan, SecureSum
 from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences, statement_page

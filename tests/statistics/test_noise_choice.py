@@ -8,7 +8,7 @@ import pytest
 
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.statistics import (
     Count,
     Frequencies,

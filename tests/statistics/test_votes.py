@@ -11,7 +11,7 @@ import pytest
 
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.events import ExponentialEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent
 from fl_dp.statistics import (
     NoiseChoice,
     Vote,

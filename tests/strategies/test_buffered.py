@@ -25,7 +25,7 @@ from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
     BufferedSelection,

@@ -18,7 +18,7 @@ from trainings import record, train
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NoiseSchedule, VisibleSampling
 from fl_dp.ledger.state import ParticipationCapReached
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
 

@@ -50,7 +50,7 @@ from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import Banded, SecureSum, SharedNoisePlan
 from fl_dp.strategies import (
     DPFedAvg,

@@ -35,7 +35,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.filters import OwnBudgetsFilter
 from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import GroupedPlan, SecureSum
 from fl_dp.protocol.identity import Ability

@@ -21,7 +21,7 @@ from secure_nodes import SecureNodes, refusals
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statistics import (

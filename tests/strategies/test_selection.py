@@ -31,7 +31,7 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.protocol.identity import Ability
 from fl_dp.strategies import (
     DPFedAvg,

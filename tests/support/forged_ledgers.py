@@ -23,7 +23,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.entries import LedgerEntry, next_entry
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-3)
 SIZES: dict[str, Any] = {"num_clients": 200, "clipping_norm": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 
 def gaussian(noise_multiplier: float) -> GaussianEvent:

@@ -8,7 +8,7 @@ from fl_dp import PrivacyBudget
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, Use
 from fl_dp.ledger.witness import Witness
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 
 def charge(

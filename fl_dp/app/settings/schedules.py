@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fl_dp.accounting.schedules import SHAPES, NoiseSchedule
+from fl_dp.accounting.noise_schedule import SHAPES, NoiseSchedule
 
 from .option import KeyRule, Option, key, made_by, option
 

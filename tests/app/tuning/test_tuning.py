@@ -37,7 +37,7 @@ from fl_dp.commands.console import out
 from fl_dp.commands.jobs import Job, Jobs
 from fl_dp.commands.tune import with_candidates
 from fl_dp.ledger import PrivacyLedger, SpentLedger
-from fl_dp.mechanisms.events import ExponentialEvent
+from fl_dp.mechanisms.mechanism_events import ExponentialEvent
 from fl_dp.statement.check import statement_differences, statement_page
 from fl_dp.tasks.metrics import Score
 from fl_dp.tasks.models import build_model

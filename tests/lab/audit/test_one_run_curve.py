@@ -13,7 +13,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off, gaussian_trade_off, trade_off
 from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.one_run import epsilon_of_guesses, finding_of_one_run, mu_of_guesses, refutes
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
 
 # Mahloujifar et al. 2024, algorithm 3, computed at alpha 0.05 by PrivacyGuard's recursion.

@@ -31,7 +31,7 @@ from fl_dp.mechanisms import (
     clip_by_norm,
 )
 from fl_dp.mechanisms.clipping import Norm
-from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 

@@ -22,7 +22,7 @@ from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .distributed_noise import DistributedNoise, SecureSum
-from .plan import ANOTHER_APP, Plan
+from .plan_base import ANOTHER_APP, Plan
 from .shared_bundle import SharedBundle
 
 if TYPE_CHECKING:
