@@ -23,7 +23,7 @@ from fl_dp.accounting.shared_noise import usual_colluding
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import Directory, Identity, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg import directory as directories
-from fl_dp.secagg import node as nodes_module
+from fl_dp.secagg import sum_node as nodes_module
 from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.roster import Member

@@ -252,7 +252,7 @@ class Federation(Deployment):
         )
 
     def _supernode(self, name: str) -> Sequence[str]:
-        started = ["fl_dp.app.local.supernode"]
+        started = ["fl_dp.app.local.local_supernode"]
         if self._mode.gate:
             started = ["fl_dp", "supernode", "--policy", str(self._policy(name)), "--cooperative"]
         return (

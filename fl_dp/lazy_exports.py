@@ -1,7 +1,7 @@
 """Names that a package imports on first use, because their modules load slowly.
 
-A module's import first imports its package: without this, `fl_dp.accounting.noise_schedule` would load
-SciPy. Fast modules are imported as usual. The others stand twice:
+A module's import first imports its package: without this, `fl_dp.accounting.noise_schedule` would
+load SciPy. Fast modules are imported as usual. The others stand twice:
 
     if TYPE_CHECKING:  # for type checkers and editors
         from .bounds import epsilon

@@ -14,7 +14,7 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.plan import DistributedNoise
-from fl_dp.protocol.secure_sum import SUM_KEY
+from fl_dp.protocol.secure_sum_messages import SUM_KEY
 from fl_dp.statistics import Answer, NoiseChoice
 from fl_dp.statistics.query import SumQuery
 from fl_dp.updates import RefusedUpdate

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,

@@ -28,9 +28,9 @@ from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
 from fl_dp.promise import Enforcement, brief_epsilon, epsilon_at_delta, weakest
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, ROUNDS_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, ROUNDS_KEY
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import VectorLayout

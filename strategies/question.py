@@ -12,8 +12,8 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import real_number
 from fl_dp.plan import Plan
 from fl_dp.protocol.failures import take_failure
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import CONTRIBUTION_METRIC
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import CONTRIBUTION_METRIC
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 

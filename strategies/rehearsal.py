@@ -24,8 +24,8 @@ from fl_dp.accounting.budget import Limit
 from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
-from fl_dp.protocol.identity import Ability, NodeIdentity
-from fl_dp.protocol.keys import IDENTITY_ACTION, WIRE, WIRE_KEY
+from fl_dp.protocol.introduction import Ability, NodeIdentity
+from fl_dp.protocol.message_keys import IDENTITY_ACTION, WIRE, WIRE_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import is_floating

@@ -19,7 +19,7 @@ from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import Plan
 from fl_dp.promise import brief_epsilon
-from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
+from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 from fl_dp.statistics import Answer, Evaluation, NoiseChoice
 
 from .question import CONFIG, Question, require_charged_relation

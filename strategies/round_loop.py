@@ -26,9 +26,9 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
-from fl_dp.protocol.identity import Ability, forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.introduction import Ability, forms_of, forms_to_json
+from fl_dp.protocol.message_keys import MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import Compression, VectorLayout
 from fl_dp.updates.compression import array_bytes

@@ -28,7 +28,7 @@ from fl_dp.arguments import with_read_arguments
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
-from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.introduction import Ability
 
 from .unit_roster import Unit
 

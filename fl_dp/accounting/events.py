@@ -1,7 +1,7 @@
 """Releases as plain data: an event describes one release and interprets nothing.
 
-Sampled cohorts' events, and the types of a history; `fl_dp/mechanisms/mechanism_events.py` has mechanisms'
-events and the meaning of multipliers.
+Sampled cohorts' events, and the types of a history; `fl_dp/mechanisms/mechanism_events.py` has
+mechanisms' events and the meaning of multipliers.
 """
 
 from __future__ import annotations

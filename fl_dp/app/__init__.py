@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .local.simulation import simulate
+    from .local.script_simulation import simulate
     from .private_module import PrivateModule, train_private
 else:
     # With Flower and an engine.

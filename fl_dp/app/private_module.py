@@ -50,7 +50,7 @@ from .client_arrays import (
     require_fitting,
 )
 from .in_process import flower_in_silence
-from .local.simulation import play
+from .local.script_simulation import play
 from .trained_ahead import TrainedAhead
 from .trial_step import require_trainable
 

@@ -20,7 +20,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import epsilon_at_delta
-from fl_dp.protocol.keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import (
@@ -31,22 +31,22 @@ from fl_dp.strategies import (
     wait_for_roster,
 )
 from fl_dp.tasks.device import training_device
-from fl_dp.tasks.metrics import public_metrics
+from fl_dp.tasks.public_scores import public_metrics
 from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
-from .features import what_was_public
 from .in_process import InProcessGrid
-from .noise_left import noises_left
+from .noise_of_settings import noises_left
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection, target_delta
 from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
 from .settings.selections import epsilon_of_owners
+from .settings_encoder import what_was_public
 from .trackers import final_of, start_of, trackers_of
 from .tuning.choice import chosen_settings
 from .virtual_time import VirtualTime, drawn_delays

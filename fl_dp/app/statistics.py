@@ -28,7 +28,7 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
 from fl_dp.promise import epsilon_at_delta
-from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.message_keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
     Answer,

@@ -19,7 +19,7 @@ from fl_dp.clients.cohort import UnitData, train_alone, train_units
 from fl_dp.clients.personal_part import PersonalPart
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     INSTRUCTION_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_QUERY_KEY,

@@ -28,11 +28,14 @@ from fl_dp.tasks.datasets import (
 from fl_dp.tasks.datasets.own_tables import in_unit_of_label
 from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
-from fl_dp.tasks.metrics import default_metrics, require_metrics
+from fl_dp.tasks.public_scores import default_metrics, require_metrics
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
-from .features import (
+from .settings import Settings
+from .settings.data import OWN_DATA_KEYS
+from .settings.features import ScatteringSettings
+from .settings_encoder import (
     digest_named,
     encoded_data,
     encoded_form,
@@ -40,9 +43,6 @@ from .features import (
     fitted_encoder,
     require_public_files,
 )
-from .settings import Settings
-from .settings.data import OWN_DATA_KEYS
-from .settings.features import ScatteringSettings
 
 if TYPE_CHECKING:  # torch is loaded where something is built or trained
     import torch

@@ -11,7 +11,7 @@ from fl_dp.lazy_exports import lazy_exports
 from .any_framework import RecordsInBatches
 from .client_noise import noised_client_app
 from .coins import coins_mod
-from .compression import compression_mod
+from .compressed_reply import compression_mod
 from .numpy_client_app import numpy_client_app
 from .owner.deadline import deadline_mod
 from .owner.node_config import NodeConfig, NodeConfigError

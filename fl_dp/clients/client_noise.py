@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.flower_compat import Mod
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
-from fl_dp.protocol.keys import IDENTITY_ACTION, METRICS_KEY, NOISED_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import IDENTITY_ACTION, METRICS_KEY, NOISED_KEY
 from fl_dp.updates import VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 
 from .coins import coins_mod
-from .compression import compression_mod
+from .compressed_reply import compression_mod
 from .identity import identity_handler
 from .owner.node_privacy import NodePrivacy
 from .records import instruction_of, only_record

@@ -18,7 +18,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.protocol.keys import COINS_SEED_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY
 from fl_dp.user_code import SeededWords, own_chance
 
 from .owner.deadline import has_process_of_its_own

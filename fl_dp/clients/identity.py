@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import Limit
 from fl_dp.codec import decode_text
-from fl_dp.protocol.identity import Ability, Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, ROUNDS_KEY, WIRE, WIRE_KEY
+from fl_dp.protocol.introduction import Ability, Form, NodeIdentity, forms_from_json
+from fl_dp.protocol.message_keys import MODEL_KEY, RECORD_PLAN_KEY, ROUNDS_KEY, WIRE, WIRE_KEY
 from fl_dp.user_code import Contained
 
 from .owner.node_config import NodeConfig

@@ -23,9 +23,9 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.failures import reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, Mod
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import (
     IDENTITY_ACTION,
     METRICS_KEY,
     STATISTIC_ACTION,
@@ -44,7 +44,7 @@ from .queries import StatisticsFn, evaluation_handler, statistic_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, metrics_in, only_record
 from .secure_node import secure_node_handlers
-from .secure_sum import secure_sum_mod
+from .secure_sum_client import secure_sum_mod
 from .simulated_failures import note_failure, noted_failures, unless_simulated
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units

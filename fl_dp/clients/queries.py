@@ -16,7 +16,7 @@ from flwr.common.typing import NDArrays
 from numpy.typing import NDArray
 
 from fl_dp.documents import real_number
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     METRICS_KEY,
     STATISTIC_QUERY_KEY,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC
+from fl_dp.protocol.message_keys import SCALARS_METRIC
 from fl_dp.user_code import own_chance
 
 from .owner.slots import present_slots

@@ -23,7 +23,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.documents import parsed_object
 from fl_dp.files import private_file, private_folder
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,

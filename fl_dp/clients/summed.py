@@ -15,13 +15,13 @@ from fl_dp.codec import decode_text
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     SCALARS_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import SUM_KEY
+from fl_dp.protocol.secure_sum_messages import SUM_KEY
 from fl_dp.secagg import Refused
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.updates import BundleSum, only_array_record

@@ -31,8 +31,8 @@ from fl_dp.model_arrays import get_arrays, sent_names, set_arrays
 from fl_dp.user_code import Contained, Words, own_chance
 
 from .cohort import LocalTraining, UnitData, train_alone, train_units
-from .cohort.optimizers import OptimizerFn
-from .cohort.training import LossFn
+from .cohort.cohort_optimizers import OptimizerFn
+from .cohort.local_training import LossFn
 from .coins import coins_of
 from .per_record.own_copies import own_copy_of
 from .records import Config

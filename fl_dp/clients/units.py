@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
+from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate
 from fl_dp.updates.clipped_sum import Norms, Rows, read_norms
 from fl_dp.user_code import Contained, own_chance

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from fl_dp.option_errors import OptionError
-from fl_dp.terminal.live import shows_live
+from fl_dp.terminal.live_console import shows_live
 
 from .extras import with_its_extra
 

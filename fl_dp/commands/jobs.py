@@ -214,7 +214,7 @@ def prepare(job: Job, of_sweep: str = "") -> Job:
     if settings.features.name != "none":
         work = f"encoding the records{of_sweep}: features={settings.features.name}"
         from fl_dp.app.workload import dataset_of
-        from fl_dp.tasks.features.progress import PROGRESS
+        from fl_dp.tasks.features.encoding_progress import PROGRESS
 
         with doing(work, plainly=True) as show, redirected_log(PROGRESS, show):
             dataset_of(settings)  # cached for the nodes
@@ -249,8 +249,8 @@ def at_once(experiment: SweepSettings, trainings: Iterable[Settings]) -> int:
 
 
 def _at_once(experiment: SweepSettings, settings: Settings) -> int:
+    from fl_dp.app.local.auto_hosting import with_engine
     from fl_dp.app.local.devices import Machine
-    from fl_dp.app.local.hosting import with_engine
 
     settings, _ = with_engine(settings)
     one_port = settings.tracking.metrics_port is not None
@@ -273,9 +273,9 @@ def _at_once(experiment: SweepSettings, settings: Settings) -> int:
 
 def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]:
     """Check settings against this machine, and decide what they leave open."""
+    from fl_dp.app.local.auto_hosting import hosted
     from fl_dp.app.local.cluster import cluster_at
     from fl_dp.app.local.devices import Machine, check_devices
-    from fl_dp.app.local.hosting import hosted
     from fl_dp.app.tracking import require_installed
 
     for settings in composed:

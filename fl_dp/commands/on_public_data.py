@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fl_dp.terminal.live import shows_live
+from fl_dp.terminal.live_console import shows_live
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings

@@ -86,7 +86,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
 
 def _metrics(line: dict[str, Any]) -> dict[str, float]:
     """Return the metrics on public rows that are one number, besides accuracy and loss."""
-    from fl_dp.tasks.metrics import NUMBERS
+    from fl_dp.tasks.public_scores import NUMBERS
 
     values = {name: line.get(f"test_{name}") for name in NUMBERS}
     return {name: value for name, value in values.items() if value is not None}

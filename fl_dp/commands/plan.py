@@ -52,8 +52,8 @@ def plan(
     """
     from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
+    from fl_dp.app.local.auto_hosting import hosted
     from fl_dp.app.local.devices import Machine
-    from fl_dp.app.local.hosting import hosted
 
     from .jobs import tell_recipes
 
@@ -133,7 +133,7 @@ def _noises_left(
     settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
     """Return the noise beside what can be learned; nothing if the model can't be built here."""
-    from fl_dp.app.noise_left import noises_left
+    from fl_dp.app.noise_of_settings import noises_left
 
     try:
         return noises_left(settings, plan, record_plan)
@@ -169,7 +169,7 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
 
 def _warn_of_empty_clients(settings: Settings) -> None:
     """Warn of a split that a run refuses, if the data are read in no time."""
-    from fl_dp.app.local.hosting import is_small
+    from fl_dp.app.local.auto_hosting import is_small
     from fl_dp.app.workload import require_records
 
     if settings.task.partition != "dirichlet" or not is_small(settings.task):

@@ -26,8 +26,8 @@ from fl_dp.clients.records import config_of
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.protocol.gate_marks import mark
-from fl_dp.protocol.identity import NodeIdentity
-from fl_dp.protocol.keys import IDENTITY_ACTION, INSTRUCTION_KEY
+from fl_dp.protocol.introduction import NodeIdentity
+from fl_dp.protocol.message_keys import IDENTITY_ACTION, INSTRUCTION_KEY
 from fl_dp.secagg import Refused
 
 from .judged_run import JudgedRun

@@ -16,8 +16,8 @@ from fl_dp.clients.client_noise import charge_noise
 from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.clients.records import number_in, only_record
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, ScalarMetric, SecureRandom
-from fl_dp.protocol.keys import CONTRIBUTION_METRIC, METRICS_KEY, STATISTIC_QUERY_KEY
-from fl_dp.protocol.secure_sum import without_terms
+from fl_dp.protocol.message_keys import CONTRIBUTION_METRIC, METRICS_KEY, STATISTIC_QUERY_KEY
+from fl_dp.protocol.secure_sum_messages import without_terms
 from fl_dp.statistics import Evaluation
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.user_code import Contained

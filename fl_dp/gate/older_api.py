@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.documents import real_number
 from fl_dp.protocol.flower_compat import Mod
-from fl_dp.protocol.keys import METRICS_KEY
+from fl_dp.protocol.message_keys import METRICS_KEY
 
 _FIT, _EVALUATE = "fitres", "evaluateres"
 _ANSWERS = {"fitins.parameters": _FIT, "evaluateins.parameters": _EVALUATE}

@@ -14,7 +14,7 @@ from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.clients.records import Config, config_of, only_record
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.keys import COINS_SEED_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY, RECORD_PLAN_KEY
 
 from .judged_run import JudgedRun
 from .policy import GatePolicy

@@ -23,26 +23,26 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
-from fl_dp.clients.compression import compression_mod
+from fl_dp.clients.compressed_reply import compression_mod
 from fl_dp.clients.owner.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.owner.node_privacy import NodePrivacy
 from fl_dp.clients.records import Config, config_of, instruction_of, only_record
 from fl_dp.clients.secure_node import secure_node_handlers
-from fl_dp.clients.secure_sum import secure_sum_mod
+from fl_dp.clients.secure_sum_client import secure_sum_mod
 from fl_dp.clients.unfinished_participation import RunIsOver, UnfinishedParticipation
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import Mod
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import (
     INSTRUCTION_KEY,
     METRICS_KEY,
     SCALARS_METRIC,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import SUM_KEY
+from fl_dp.protocol.secure_sum_messages import SUM_KEY
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 

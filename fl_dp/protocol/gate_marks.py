@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message
 from fl_dp.promise import Enforcement, enforcement_named
 
 from .failures import kind_in
-from .keys import GATE_KEY
+from .message_keys import GATE_KEY
 
 _HOLDS = "holds"
 

@@ -17,7 +17,7 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import decode_text
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.option_errors import require_count, require_positive, require_probability
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
 
 

@@ -5,10 +5,10 @@ No Flower, no torch: `fl_dp.protocol` puts what is said here into messages.
 
 from .directory import Directory
 from .key_pairs import Identity
-from .node import SecureNode
+from .node_store import SQLiteStore
 from .opening import OpenSum, SecureSumFailed
 from .roster import Roster
-from .store import SQLiteStore
+from .sum_node import SecureNode
 from .terms import Refused, SumTerms
 
 __all__ = [

@@ -26,7 +26,7 @@ from fl_dp.statement.words import (
     second_figure_in_words,
 )
 
-from .bounds import bounds_json
+from .bounds_table import bounds_json
 from .sheets import sheet, write_sheet
 
 _COLUMNS = (

@@ -17,7 +17,7 @@ from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import describe_event
 
-from .bounds import bounds_json
+from .bounds_table import bounds_json
 from .sheets import sheet
 
 _WHOLE_HASH = re.compile(r"@([0-9a-f]{12})[0-9a-f]{52}$")

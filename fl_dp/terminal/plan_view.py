@@ -19,7 +19,7 @@ from fl_dp.plan import Plan
 from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
 
-from .bounds import bound_rows, bounds_json
+from .bounds_table import bound_rows, bounds_json
 from .numbers import numbers_table, span
 from .sheets import sheet
 

@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from fl_dp.promise import brief_epsilon, ceiling, is_promise
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 
-from .live import shows_live
+from .live_console import shows_live
 from .numbers import NO_PRIVACY
 
 # Shows one line of `metrics.jsonl`.

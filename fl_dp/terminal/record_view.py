@@ -10,7 +10,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
 
-from .bounds import bound_rows, bounds_json
+from .bounds_table import bound_rows, bounds_json
 from .numbers import numbers_table
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from fl_dp.tasks.metrics import NUMBERS, Score
+from fl_dp.tasks.public_scores import NUMBERS, Score
 
 from .sheets import write_sheet
 

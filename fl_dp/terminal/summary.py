@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fl_dp.promise import brief_epsilon, delta_rounded_up
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 
 from .numbers import epsilon_text
 from .sheets import sheet

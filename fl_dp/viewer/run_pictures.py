@@ -19,7 +19,7 @@ from fl_dp.app.pictures import (
     score_axis,
 )
 from fl_dp.promise import delta_rounded_up
-from fl_dp.tasks.metrics import METRICS, NUMBERS, Score
+from fl_dp.tasks.public_scores import METRICS, NUMBERS, Score
 from fl_dp.terminal.results import Point, Result, points
 
 if TYPE_CHECKING:

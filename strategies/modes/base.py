@@ -27,7 +27,7 @@ from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
 
 from ..message_exchange import Ask

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.plan import Plan
-from fl_dp.protocol.keys import UTILITY_METRIC
+from fl_dp.protocol.message_keys import UTILITY_METRIC
 from fl_dp.updates.compression import update_in
 
 from ..selection import Observation

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
+from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, only_array_record
 from fl_dp.updates.compression import sum_bytes, update_in
 

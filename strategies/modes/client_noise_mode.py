@@ -11,9 +11,9 @@ from flwr.app import RecordDict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.plan import LocalPlan
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
-from fl_dp.protocol.keys import NOISED_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import NOISED_KEY
 from fl_dp.updates import Compression, RefusedUpdate
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
 from fl_dp.plan import Plan
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.introduction import Ability
 from fl_dp.updates import Compression, VectorLayout
 
 from ..secure import SecureSums

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import UTILITY_METRIC
+from fl_dp.protocol.message_keys import UTILITY_METRIC
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in

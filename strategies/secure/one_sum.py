@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.plan import DistributedNoise
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     OPEN_ACTION,
     VIEW_ACTION,
     MemberQuestion,

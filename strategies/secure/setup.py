@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import usual_colluding
 from fl_dp.plan import Plan
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,

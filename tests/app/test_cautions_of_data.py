@@ -12,8 +12,8 @@ from fresh_data_sets import fresh_data_sets as fresh_data_sets
 
 from fl_dp.app.cautions import cautions, cautions_of_data
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.features import what_was_public
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings_encoder import what_was_public
 from fl_dp.app.workload import dataset_of
 
 

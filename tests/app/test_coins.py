@@ -36,7 +36,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import COINS_SEED_KEY, INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY, INSTRUCTION_KEY
 from fl_dp.strategies import DPFedAvg, DPFedBuff
 
 ROWS = 16

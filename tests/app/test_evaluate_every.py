@@ -14,7 +14,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.strategies import PrivateLoop
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 from fl_dp.terminal.progress import progress_line
 
 

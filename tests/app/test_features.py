@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from fl_dp.app import features
+from fl_dp.app import settings_encoder
 from fl_dp.app.cells import digest_of
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.in_process import InProcessGrid
@@ -36,7 +36,11 @@ PATCHES = ("features=patches", "features.side=3", "features.count=16", *SCATTERI
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for kept in (features._encoded, features.fitted_encoder, features.encoder_digest):
+    for kept in (
+        settings_encoder._encoded,
+        settings_encoder.fitted_encoder,
+        settings_encoder.encoder_digest,
+    ):
         kept.cache_clear()
     return tmp_path / "cache/fl-dp/features"
 
@@ -85,7 +89,7 @@ def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
     settings = compose_settings(
         ["features=checkpoint", "features.file=/srv/vit.safetensors", "features.module=mine:ViT"]
     )
-    [said] = features.what_was_public(settings) or ()
+    [said] = settings_encoder.what_was_public(settings) or ()
     assert said.startswith("the encoder features=checkpoint of vit.safetensors, SHA-256 ")
 
 
@@ -113,7 +117,7 @@ def test_statistics_of_another_run_need_no_public_part_and_stay_the_same(tmp_pat
     changed = bytearray(file.read_bytes())
     changed[-4] ^= 1
     file.write_bytes(changed)
-    features.encoder_digest.cache_clear()  # as in the process that goes on with it
+    settings_encoder.encoder_digest.cache_clear()  # as in the process that goes on with it
     with pytest.raises(ValueError, match=r"features\.digest is .*have the same files"):
         with_digests(settings)
 
@@ -196,12 +200,12 @@ def test_another_source_is_another_encoder_and_is_compared_before_it_is_imported
     module, file = "features.module=my_networks.small:Net", f"features.file={weights}"
     chosen = compose_settings(["features=checkpoint", module, file]).features
     assert isinstance(chosen, CheckpointSettings)
-    first = features.encoder_digest(chosen, None)
-    features.encoder_digest.cache_clear()
-    assert features.encoder_digest(chosen, None) == first
+    first = settings_encoder.encoder_digest(chosen, None)
+    settings_encoder.encoder_digest.cache_clear()
+    assert settings_encoder.encoder_digest(chosen, None) == first
     (package / "small.py").write_text("SIDE = 224\n", encoding="utf-8")
-    features.encoder_digest.cache_clear()
-    assert features.encoder_digest(chosen, None) != first
+    settings_encoder.encoder_digest.cache_clear()
+    assert settings_encoder.encoder_digest(chosen, None) != first
 
 
 @pytest.mark.parametrize("module", ["nonesuch", "json.tool.numpy"])
@@ -218,7 +222,9 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path, module: str) -> None:
 
 def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
     first = compose_settings(PATCHES)
-    assert "the windows that are compared with" in (features.what_was_public(first) or ())[1]
+    assert (
+        "the windows that are compared with" in (settings_encoder.what_was_public(first) or ())[1]
+    )
     file = f"features.statistics={statistics_of(tmp_path, *PATCHES)}"
     second = with_digests(compose_settings([*PATCHES[:3], file]))
     assert second.features.digest != with_digests(first).features.digest

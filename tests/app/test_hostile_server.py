@@ -35,11 +35,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_dp import PrivacyBudget
-from fl_dp.app import features
+from fl_dp.app import settings_encoder
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.features import encoder_digest
 from fl_dp.app.settings import SETTINGS_KEY
 from fl_dp.app.settings.features import ScatteringSettings
+from fl_dp.app.settings_encoder import encoder_digest
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, model_of, public_form_of
 from fl_dp.clients.owner import round_interval
@@ -48,13 +48,13 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.model_arrays import get_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     ENCODER_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.tasks.datasets import data
+from fl_dp.tasks.datasets import data_source
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "node_policy.md"
 POLICY, SCHEMA, SUMS = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -182,7 +182,7 @@ def flat(arrays: ArrayRecord) -> Any:
 
 @pytest.fixture
 def clinic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clinic:
-    data._load_once.cache_clear()
+    data_source._load_once.cache_clear()
     return Clinic(tmp_path, monkeypatch)
 
 
@@ -330,7 +330,7 @@ class Encoders:
         # The server builds the model that it sends, too: with what it really means.
         settings = compose_settings([*HONEST, *self.overrides(name)])
         sent = get_arrays(model_of(settings, public_form_of(settings, {})))
-        features._unfitted.cache_clear()
+        settings_encoder._unfitted.cache_clear()
         self.made = 0
         return self._clinic.train_from(
             sent, *overrides, said=self.digest(name) if said is None else said

@@ -25,7 +25,7 @@ import json, sys
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fl_dp.client_app import app
 from fl_dp.app.settings import SETTINGS_KEY, Settings
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.app.workload import initial_arrays_of
 from local_grid import FIRST_NODE, LocalGrid
 

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.features import require_public_files
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
+from fl_dp.app.settings_encoder import require_public_files
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of, model_of, with_digests
 from fl_dp.clients.owner.node_privacy import simulated_nodes

@@ -27,7 +27,7 @@ from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arr
 from fl_dp.codec import encode_text
 from fl_dp.commands.jobs import find_jobs
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     INSTRUCTION_KEY,
     STATISTIC_ACTION,

@@ -25,7 +25,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, initial_arrays_of
-from fl_dp.protocol.keys import STATISTIC_QUERY_KEY
+from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 
 CLIENTS, LOW, HIGH = 20, 100.0, 300.0
 

@@ -22,9 +22,9 @@ from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
-from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Form, load_dataset
-from fl_dp.tasks.datasets.data import PUBLIC_FORMS
+from fl_dp.tasks.datasets.data_source import PUBLIC_FORMS
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = record_plan(

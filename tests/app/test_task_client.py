@@ -24,7 +24,7 @@ from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     SCALARS_METRIC,
     STATISTIC_ACTION,

@@ -21,7 +21,7 @@ from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.tasks.training import plain_sgd
 
 COUNTS = (5, 8, 0, 3, 8, 1)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from one_node import INSTRUCTION, Federation, code
 
-from fl_dp.clients import secure_sum
+from fl_dp.clients import secure_sum_client
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
@@ -58,7 +58,11 @@ class Charges(RuleBasedStateMachine):
         self.numbers: list[int] = []  # that were asked since the keys were made
         self.due = 0  # charges
         self.with_values = 0  # messages that were made with more than noise in them
-        charge, encode, message = secure_sum._charge, NoiseShare.encode, Participation.message
+        charge, encode, message = (
+            secure_sum_client._charge,
+            NoiseShare.encode,
+            Participation.message,
+        )
         holds: list[bool] = []
 
         def charged(*told: Any) -> None:
@@ -84,7 +88,7 @@ class Charges(RuleBasedStateMachine):
             self.die_at(AT_THE_DOOR)
             return message(part, steps)
 
-        self.patch.setattr(secure_sum, "_charge", charged)
+        self.patch.setattr(secure_sum_client, "_charge", charged)
         self.patch.setattr("fl_dp.clients.units.train_unit", trained)
         self.patch.setattr(NoiseShare, "encode", encoded)
         self.patch.setattr(Participation, "message", masked)
@@ -178,8 +182,8 @@ def test_the_machine_sees_a_charge_that_is_forgotten_or_late(late: bool) -> None
         start()
         ask_for_a_sum(dies=None, fails=False, apart=1)
         machine.each_sum_is_charged_once()
-        wrong = too_late(secure_sum._charge, machine.patch) if late else nothing
-        machine.patch.setattr(secure_sum, "_charge", wrong)
+        wrong = too_late(secure_sum_client._charge, machine.patch) if late else nothing
+        machine.patch.setattr(secure_sum_client, "_charge", wrong)
         with pytest.raises(AssertionError):
             ask_for_a_sum(dies=None, fails=False, apart=1)
     finally:

@@ -17,7 +17,7 @@ from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
 from fl_dp.updates.compression import ENCODED_UPDATE, update_in
 from fl_dp.updates.narrow import narrow

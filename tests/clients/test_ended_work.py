@@ -28,8 +28,8 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.clients.secure_node import at_work
 from fl_dp.codec import encode_text
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
-from fl_dp.protocol.secure_sum import SUM_KEY, with_terms
+from fl_dp.protocol.message_keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
+from fl_dp.protocol.secure_sum_messages import SUM_KEY, with_terms
 from fl_dp.secagg import Refused
 from fl_dp.statistics import Evaluation, Mean, Query
 

@@ -19,14 +19,14 @@ from fl_dp.clients.owner import app_verification, mod_host, node_policy
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     IDENTITY_ACTION,
     INSTRUCTION_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import KEY_ACTION, SECURE_SUM_KEY, SUM_KEY
+from fl_dp.protocol.secure_sum_messages import KEY_ACTION, SECURE_SUM_KEY, SUM_KEY
 
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(

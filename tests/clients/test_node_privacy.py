@@ -16,7 +16,7 @@ from fl_dp import PrivacyBudget
 from fl_dp.clients.owner.node_privacy import NodePrivacy, in_simulation, simulated_nodes
 from fl_dp.ledger.node import RunLimit
 from fl_dp.protocol.instruction import NoiseInstruction
-from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.message_keys import SIMULATED_LEDGERS_KEY
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
 RUN = 1

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context
 
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.codec import encode_text
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     IDENTITY_ACTION,
     STATISTIC_ACTION,

@@ -20,7 +20,7 @@ from fl_dp.clients.record_sums import inner_norm, sum_of_records
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC
+from fl_dp.protocol.message_keys import SCALARS_METRIC
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 

@@ -14,7 +14,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, UTILITY_METRIC
 
 MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),

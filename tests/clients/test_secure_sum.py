@@ -41,13 +41,13 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle, NoiseShare
 from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
     INSTRUCTION_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     DONE_ACTION,
     KEY_ACTION,
     OPEN_ACTION,

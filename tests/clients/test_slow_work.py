@@ -28,11 +28,11 @@ from secure_nodes import Adds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum
+from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum_client
 from fl_dp.clients.owner.slots import Overrun, Slots, working_in
 from fl_dp.clients.record_sums import RecordsFn, sum_of_records
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content
+from fl_dp.protocol.secure_sum_messages import DONE_ACTION, text_to_content
 
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 UNITS, SLOW = 3, 1
@@ -301,13 +301,13 @@ def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
     content = federation.content(asked(EVERYBODY, max_units=UNITS))
     times = {"sampling_rate": EVERYBODY, "reply_after": SECONDS}
     with monkeypatch.context() as patch:
-        charge = secure_sum._charge
+        charge = secure_sum_client._charge
 
         def slow(*told: Any) -> None:
             charge(*told)
             clock.sleep(0.2 * SECONDS)
 
-        patch.setattr(secure_sum, "_charge", slow)
+        patch.setattr(secure_sum_client, "_charge", slow)
         assert code(federation.train(content, **times)) == "answered"
         assert not any(each.any() for each in added.values)
     assert code(federation.train(content, number=2, **times)) == "answered"

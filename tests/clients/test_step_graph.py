@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, graph_check, step_graph, train_units
-from fl_dp.clients.cohort.entries import Entries
+from fl_dp.clients.cohort.cohort_optimizers import keeps_no_count
 from fl_dp.clients.cohort.graph_check import capture_for, is_right
 from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
 from fl_dp.clients.cohort.loss_of_rows import Form
 from fl_dp.clients.cohort.made_up_step import tried_step
-from fl_dp.clients.cohort.optimizers import keeps_no_count
+from fl_dp.clients.cohort.model_entries import Entries
 from fl_dp.clients.cohort.step_graph import RepeatedStep
 from fl_dp.clients.cohort.trained_rows import CohortTraining
 

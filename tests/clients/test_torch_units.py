@@ -18,7 +18,7 @@ from fl_dp.clients.cohort import together
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.model_arrays import get_arrays, trained_names
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import COINS_SEED_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY
 
 COUNTS = (9, 4, 0, 12, 5)
 BUNDLE = GaussianBundle(noise_multiplier=1.0, clipping_norms=(0.5,))

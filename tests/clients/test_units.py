@@ -26,7 +26,7 @@ from fl_dp.clients import NodeUnits, TrainedRows, UnitReport, numpy_client_app
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
+from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import VectorLayout, clipped_sum, only_array_record
 from fl_dp.updates.clipped_sum import ClippedSum
 

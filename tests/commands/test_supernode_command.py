@@ -132,7 +132,7 @@ def test_the_app_s_user_alone_reaches_the_runtime_api(
     def behind(guard: Callable[[Any], Any], *, socket: Path | None = None) -> Any:
         served.append((getattr(guard("app"), "_user", "nobody asks"), socket))
 
-    monkeypatch.setattr("fl_dp.app.local.supernode.supernode_behind", behind)
+    monkeypatch.setattr("fl_dp.app.local.local_supernode.supernode_behind", behind)
     socket = policy.with_name("runtime.sock")
     run("--policy", policy, "--cooperative")
     run("--policy", policy, *APART)

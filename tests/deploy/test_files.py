@@ -116,8 +116,8 @@ def parsed(words: list[str]) -> argparse.Namespace | None:
         options = given[given.index("fl_dp.app.local.superlink") + 1 :]
         assert _open_to_all(options)  # with keys, or it is refused
         return _parse_args_run_superlink().parse_args(options)
-    if "fl_dp.app.local.supernode" in words:
-        options = given[given.index("fl_dp.app.local.supernode") + 1 :]
+    if "fl_dp.app.local.local_supernode" in words:
+        options = given[given.index("fl_dp.app.local.local_supernode") + 1 :]
         return _parse_args_run_supernode().parse_args(options)
     if "fl_dp" in words:
         group = get_command(app)
@@ -349,7 +349,7 @@ def page_commands(module: str) -> list[list[str]]:
 
 def test_flower_understands_the_commands_of_the_page() -> None:
     superlinks = page_commands("fl_dp.app.local.superlink")
-    supernodes = page_commands("fl_dp.app.local.supernode")
+    supernodes = page_commands("fl_dp.app.local.local_supernode")
     assert superlinks and supernodes
     for words in (*superlinks, *supernodes):
         assert parsed(words) is not None, words

@@ -179,7 +179,7 @@ def load_stripes() -> Dataset:
         "conf/task/stripes.yaml": "name: stripes\nnum_clients: 20\npartition: iid\n",
     },
     registered={
-        "fl_dp/tasks/datasets/data.py": {
+        "fl_dp/tasks/datasets/data_source.py": {
             '"digits": Form((1, 8, 8), 10), ': (
                 '"digits": Form((1, 8, 8), 10), "stripes": Form((1, 4, 4), 2), '
             )

@@ -18,7 +18,7 @@ import yaml
 from fl_dp.app.compose import compose_settings
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.tasks.features import Encoder
-from fl_dp.tasks.features.checkpoint import encoder_module
+from fl_dp.tasks.features.own_encoder import encoder_module
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/features.md").read_text(encoding="utf-8")

@@ -20,11 +20,11 @@ from fl_dp.ledger.node import NODE_SCHEMA
 from fl_dp.plan import SecureSum
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.banded_noise import Banded
-from fl_dp.protocol import keys
+from fl_dp.protocol import message_keys
 from fl_dp.protocol.flower_versions import TESTED
-from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import WIRE
+from fl_dp.protocol.introduction import NodeIdentity
+from fl_dp.protocol.message_keys import WIRE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/upgrades.md").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def test_messages_with_other_fields_have_another_version() -> None:
     """When this fails, the other end has to follow: raise `WIRE`, and change both here."""
     kinds = (RoundInstruction, NoiseInstruction, SumInstruction, NodeIdentity)
     of_kinds = (f"{kind.__name__}.{field.name}" for kind in kinds for field in fields(kind))
-    of_keys = (f"{name}={value}" for name, value in vars(keys).items() if name.isupper())
+    of_keys = (f"{name}={value}" for name, value in vars(message_keys).items() if name.isupper())
     crossing = digest(
         iter([*of_kinds, *(name for name in of_keys if not name.startswith("WIRE="))])
     )

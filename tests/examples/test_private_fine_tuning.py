@@ -18,7 +18,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.clients.owner.node_privacy import simulated_nodes
-from fl_dp.tasks.datasets import Dataset, data
+from fl_dp.tasks.datasets import Dataset, data_source
 from fl_dp.tasks.datasets.held_out import of_clients
 from fl_dp.tasks.datasets.shakespeare import windows_of
 from fl_dp.tasks.models import build_model
@@ -38,10 +38,10 @@ def play(seed: int) -> str:
 def plays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
     names = ["hamlet", "twelfth_night", "henry_v", "midsummer_nights_dream", "lear", "macbeth"]
     whole = windows_of({name: play(seed) for seed, name in enumerate(names)})
-    monkeypatch.setattr(data, "_load_once", lambda *asked: whole)
-    data._divided_once.cache_clear()
+    monkeypatch.setattr(data_source, "_load_once", lambda *asked: whole)
+    data_source._divided_once.cache_clear()
     yield whole
-    data._divided_once.cache_clear()
+    data_source._divided_once.cache_clear()
 
 
 def roles_of(dataset: Dataset) -> set[str]:

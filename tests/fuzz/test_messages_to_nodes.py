@@ -28,7 +28,7 @@ from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.bundle import ScalarMetric
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     INSTRUCTION_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,

@@ -18,8 +18,8 @@ from trainings import able, plan_of
 from fl_dp import PrivacyLedger
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.strategies import DPFedAvg, DPFedBuff
 
 N, ROUNDS, CLIP, UPDATE = 4, 2, 0.5, 0.1

@@ -20,8 +20,8 @@ from fl_dp.codec import decode_text, encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.bundle import ScalarMetric
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.identity import NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
+from fl_dp.protocol.introduction import NodeIdentity, forms_from_json
 from fl_dp.secagg import Directory, Refused, SumTerms
 from fl_dp.secagg.directory import Entry
 from fl_dp.statistics import Frequencies, Histogram, Mean, Quantiles

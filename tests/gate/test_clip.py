@@ -14,7 +14,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import ConsentRevoked, Use
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates.arrays import narrowed, plain_array, values_of
 
 CLIP: dict[str, Any] = {

@@ -31,8 +31,8 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
-from fl_dp.protocol.secure_sum import SECURE_SUM_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
+from fl_dp.protocol.secure_sum_messages import SECURE_SUM_KEY
 from fl_dp.strategies import DPFedAvg
 
 NODES, SIZE, NORM = 3, 4, 1.0

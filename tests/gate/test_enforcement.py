@@ -28,8 +28,8 @@ from fl_dp.plan import DistributedPlan, LocalPlan, Plan, SecureSum
 from fl_dp.plan.plan_base import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import give_id
-from fl_dp.protocol.identity import NodeIdentity
-from fl_dp.protocol.keys import GATE_KEY
+from fl_dp.protocol.introduction import NodeIdentity
+from fl_dp.protocol.message_keys import GATE_KEY
 from fl_dp.statement import PrivacyStatement, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences
 from fl_dp.strategies import DPFedAvg

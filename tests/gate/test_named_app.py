@@ -30,9 +30,9 @@ from fl_dp.plan import RecordPlan
 from fl_dp.plan.plan_base import ANOTHER_APP
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
-from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import IDENTITY_ACTION, INSTRUCTION_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.introduction import NodeIdentity
+from fl_dp.protocol.message_keys import IDENTITY_ACTION, INSTRUCTION_KEY, RECORD_PLAN_KEY
 from fl_dp.statement import RecordStatement, record_statement, statement_markdown
 from fl_dp.statement.check import statement_differences
 from fl_dp.strategies import LawSelection, UnprotectedFedAvg

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from gated_site import PROJECT, Site, adding, bundle
 
@@ -17,13 +18,12 @@ from fl_dp.codec import encode_text
 from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
-from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
-from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION
-from fl_dp.protocol.secure_sum import KEY_ACTION, OPEN_ACTION
+from fl_dp.protocol.introduction import Ability, NodeIdentity
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION
+from fl_dp.protocol.secure_sum_messages import KEY_ACTION, OPEN_ACTION
 
 MODEL = {"w": np.zeros(3, np.float32)}
 RECORD = ArrayRecord({"w": Array(np.zeros(3, np.float32))})

@@ -75,7 +75,7 @@ OF_CUDA = frozenset({"triton"})
 """What comes with PyTorch's build for CUDA; where it is missing, operators do the same."""
 ROLES = {
     "a strategy and clients of one's own": Role(
-        rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
+        rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.script_simulation"),
         # Of `app/overrides.py`, whose error alone is imported here, and of trackers that settings
         # can make: `make_tracker` asks for their extra first. Trackers know the names of metrics,
         # which the app's server alone measures: `require_metrics` asks first. Torch's generators
@@ -85,7 +85,7 @@ ROLES = {
     "a real node": Role(
         rooms=(
             "fl_dp.app.local.superlink",
-            "fl_dp.app.local.supernode",
+            "fl_dp.app.local.local_supernode",
             "fl_dp.clients",
             "fl_dp.client_app",
             "fl_dp.tasks",

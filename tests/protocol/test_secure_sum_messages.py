@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     MemberQuestion,
     content_digest,
     masked_of,

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from secure_sums import RUN, Federation
 
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     MemberQuestion,
     content_digest,
     masked_of,

@@ -13,7 +13,7 @@ from ledger_files import killed_at_statement
 
 from fl_dp.files import StorageUnavailable
 from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
-from fl_dp.secagg.store import Mark
+from fl_dp.secagg.node_store import Mark
 
 _BIG = 2**64 - 1  # Flower's largest run id
 MARK = Mark(b"t" * 32, b"v" * 32)
@@ -60,7 +60,7 @@ def test_a_run_is_forgotten_as_a_whole(store: SQLiteStore) -> None:
 
 def test_old_runs_are_found(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
-    monkeypatch.setattr("fl_dp.secagg.store.time.time", lambda: now)
+    monkeypatch.setattr("fl_dp.secagg.node_store.time.time", lambda: now)
     store.put(1, "key", b"x")
     store.put(None, "key", b"x")
     now += 29 * 86_400
@@ -109,7 +109,7 @@ class TestSQLite:
     def test_it_outlives_its_process(self, tmp_path: Path) -> None:
         file = tmp_path / "secagg.db"
         kill = (
-            "import os, sys; from pathlib import Path; from fl_dp.secagg.store import *;"
+            "import os, sys; from pathlib import Path; from fl_dp.secagg.node_store import *;"
             f"s = SQLiteStore(Path({str(file)!r})); s.put(1, 'key', b'x');"
             "s.mark(1, 'sum', 3, Mark(b't')); os._exit(9)"
         )

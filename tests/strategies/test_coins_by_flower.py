@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from fl_dp.clients import numpy_client_app
-from fl_dp.protocol.keys import COINS_SEED_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY
 
 FOLDER = Path(sys.argv[1])
 MISSING, SEED, NODES = map(int, sys.argv[2:])

@@ -27,8 +27,8 @@ from trainings import (
 from fl_dp.accounting import PoissonSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import LawSelection
 from fl_dp.updates import Compression
 from fl_dp.updates.arrays import narrowed, widened

@@ -35,7 +35,7 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
-from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.introduction import Ability
 from fl_dp.strategies import LawSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
 

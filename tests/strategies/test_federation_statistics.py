@@ -21,8 +21,8 @@ from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import GaussianMechanism
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import CONTRIBUTION_METRIC
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import CONTRIBUTION_METRIC
 from fl_dp.statistics import (
     Count,
     Frequencies,

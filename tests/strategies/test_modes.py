@@ -38,8 +38,8 @@ from fl_dp.accounting import OwnRatesSampling, PoissonSampling, VisibleSampling
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.clients import compression_mod, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import (
     DPFedAvg,
     LawSelection,

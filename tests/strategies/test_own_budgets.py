@@ -38,9 +38,9 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import GroupedPlan, SecureSum
-from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement

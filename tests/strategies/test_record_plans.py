@@ -23,7 +23,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
 from fl_dp.strategies import (
     DPFedAvg,

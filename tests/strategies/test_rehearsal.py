@@ -38,8 +38,8 @@ from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.protocol.identity import Ability, NodeIdentity
-from fl_dp.protocol.keys import WIRE
+from fl_dp.protocol.introduction import Ability, NodeIdentity
+from fl_dp.protocol.message_keys import WIRE
 from fl_dp.strategies import (
     DPFedAvg,
     ExponentialSelection,

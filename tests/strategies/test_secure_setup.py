@@ -18,7 +18,7 @@ from secure_sums import segments
 
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.plan import DistributedPlan, SecureSum
-from fl_dp.protocol.secure_sum import terms_in, text_of, text_to_content
+from fl_dp.protocol.secure_sum_messages import terms_in, text_of, text_to_content
 from fl_dp.secagg import (
     Directory,
     Identity,

@@ -32,7 +32,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
-from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.introduction import Ability
 from fl_dp.strategies import (
     DPFedAvg,
     Draw,

@@ -22,8 +22,8 @@ from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.plan import CentralPlan
-from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
+from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, LawSelection
 
 ALARM = 1e-6

@@ -38,7 +38,7 @@ from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.mechanism_events import ExponentialEvent, GaussianEvent
-from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.introduction import Ability
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
     ExponentialSelection,

@@ -15,7 +15,7 @@ from trainings import SIX_SIGMA, FixedClient, able, client_fn, plan_of, record, 
 from fl_dp import Plan
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.introduction import Ability
 
 N, CAP, CLIP = 10, 20, 0.5
 QUIET: dict[str, Any] = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))

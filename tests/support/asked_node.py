@@ -12,7 +12,7 @@ from local_grid import FIRST_NODE, LocalGrid
 
 from fl_dp.codec import encode_text
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 
 
 class ToldClient(NumPyClient):

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import Message
 from secure_nodes import SecureNodes
 
-from fl_dp.secagg import client, node
+from fl_dp.secagg import client, sum_node
 from fl_dp.secagg.member import open_bundles
 from fl_dp.secagg.shares import split
 
@@ -70,7 +70,7 @@ def answers_wrongly(*places: int, unreadable: bool = False) -> Lie:
         wrong = {position: secrets.token_bytes(len(shares[position])) for position in chosen}
         return shares | wrong, unread
 
-    return lambda: patch.object(node, "open_bundles", lied)
+    return lambda: patch.object(sum_node, "open_bundles", lied)
 
 
 def both(*lies: Lie) -> Lie:

@@ -19,8 +19,8 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
 from fl_dp.mechanisms.bundle import GaussianBundle
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.message_keys import INSTRUCTION_KEY
+from fl_dp.protocol.secure_sum_messages import (
     DIRECTORY_ACTION,
     KEY_ACTION,
     MemberQuestion,

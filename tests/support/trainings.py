@@ -18,9 +18,9 @@ from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.plan import CentralPlan, CorrelatedPlan
-from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import RoundInstruction, applied_noise
-from fl_dp.protocol.keys import NOISED_KEY
+from fl_dp.protocol.introduction import Ability, NodeIdentity
+from fl_dp.protocol.message_keys import NOISED_KEY
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 
 SIX_SIGMA = 6.0  # two in a billion draws lie further out

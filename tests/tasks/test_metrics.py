@@ -10,8 +10,8 @@ import pytest
 import sklearn.metrics as oracle
 from numpy.typing import NDArray
 
-from fl_dp.tasks import metrics
-from fl_dp.tasks.metrics import (
+from fl_dp.tasks import public_scores
+from fl_dp.tasks.public_scores import (
     METRICS,
     Score,
     default_metrics,
@@ -146,7 +146,7 @@ def test_a_matrix_of_too_many_classes_is_refused() -> None:
 def test_missing_scikit_learn_is_named_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
+    monkeypatch.setattr(public_scores, "find_spec", lambda _: None)
     require_metrics([], num_classes=2)
     require_metrics(["r2", "mae"], num_classes=1)  # which it does not compute
     with pytest.raises(ModuleNotFoundError):

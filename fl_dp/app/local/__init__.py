@@ -1,5 +1,5 @@
 """Devices of this machine, and engines that are started on it for one run.
 
-`hosting.py` chooses an engine, `engines.py` makes it: `launch.py` starts Flower's own,
-`one_process.py` needs none. `simulation.py` runs a user's own apps.
+`auto_hosting.py` chooses an engine, `engines.py` makes it: `launch.py` starts Flower's own,
+`one_process.py` needs none. `script_simulation.py` runs a user's own apps.
 """

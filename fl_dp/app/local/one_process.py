@@ -187,7 +187,7 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
 
     import torch
 
-    from .simulation import play
+    from .script_simulation import play
 
     line = sys.stdin.buffer.readline()
     if not line:  # no training is wanted, or the starting process is gone
@@ -207,7 +207,7 @@ def _play_on_a_cluster(server: ServerApp, client: str, request: dict[str, Any]) 
     from fl_dp.app.in_process import configs_of_nodes
 
     from .cluster_grid import ClusterGrid
-    from .simulation import serve
+    from .script_simulation import serve
 
     run = {"run_id": secrets.randbits(63), "run_config": request["config"]}
     nodes = configs_of_nodes(request["nodes"])

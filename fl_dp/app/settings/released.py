@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.tasks.public_scores import METRICS
 
 from .checks import at_least, distinct, one_of, ordered_pair, positive, tracked
 

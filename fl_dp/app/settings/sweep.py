@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 
 from fl_dp.option_errors import OptionError
-from fl_dp.tasks.metrics import NUMBERS
+from fl_dp.tasks.public_scores import NUMBERS
 
 from .checks import at_least, distinct
 

@@ -24,7 +24,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fl_dp import __version__
-from fl_dp.tasks.metrics import METRICS, NUMBERS
+from fl_dp.tasks.public_scores import METRICS, NUMBERS
 
 from .tracker import RunStart, Scalar, whole_minute
 

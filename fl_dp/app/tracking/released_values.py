@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fl_dp.tasks.metrics import NUMBERS
+from fl_dp.tasks.public_scores import NUMBERS
 
 from .tracker import Scalar
 

@@ -7,10 +7,10 @@ from torch import nn
 
 from fl_dp.model_modes import modes_back, set_training_mode
 
+from .cohort_optimizers import optimizer_of, step
 from .layers import ModelLayers
+from .local_training import LocalTraining, UnitData, require_one_a_record
 from .mask_coins import MaskCoins
-from .optimizers import optimizer_of, step
-from .training import LocalTraining, UnitData, require_one_a_record
 
 
 def train_alone(model: nn.Module, data: UnitData, training: LocalTraining) -> None:

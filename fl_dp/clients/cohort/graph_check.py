@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fl_dp.user_code import Contained
 
-from .optimizers import keeps_no_count
+from .cohort_optimizers import keeps_no_count
+from .local_training import UnitData
 from .step_graph import Capture, cuda_graph, log_eager
 from .trained_rows import CohortTraining
-from .training import UnitData
 
 _EPOCHS = 3
 _confirmed: dict[Hashable, bool] = {}

@@ -13,8 +13,8 @@ from fl_dp.clients.per_record.vmap_rules import NoOwnRules
 
 from .image_layers import ImageLayers
 from .layers import ModelLayers
+from .local_training import LocalTraining, LossFn, UnitData, require_one_a_record
 from .mask_coins import MaskCoins
-from .training import LocalTraining, LossFn, UnitData, require_one_a_record
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fl_dp.model_modes import set_training_mode
 
 from .cohort_size import FEWEST_ROWS, units_at_once
-from .entries import Entries
 from .image_layers import ImageLayers
+from .local_training import LocalTraining
 from .loss_of_rows import Form, LossOfRows
-from .training import LocalTraining
+from .model_entries import Entries
 
 _COPIES = 4  # of a unit's parameters: its row, the gradient, and what layers copy
 

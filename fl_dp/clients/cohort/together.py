@@ -33,13 +33,13 @@ from fl_dp.user_code import Contained, SeededWords, own_chance
 
 from .alone import train_alone
 from .cohort_size import free_bytes, units_at_once
-from .entries import Entries
 from .graph_check import capture_for
 from .image_layers import ImageLayers, image_layers
+from .local_training import LocalTraining, UnitData
 from .loss_of_rows import Form
 from .made_up_step import OneByOne, tried_step
+from .model_entries import Entries
 from .trained_rows import CohortTraining
-from .training import LocalTraining, UnitData
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from fl_dp.model_modes import set_training_mode
 
+from .cohort_optimizers import first_rows, optimizer_of, step
 from .cohort_size import filled_up
-from .entries import Entries
 from .image_layers import ImageLayers
+from .local_training import LocalTraining, UnitData
 from .loss_of_rows import Form, LossOfRows
 from .mask_coins import MaskCoins
-from .optimizers import first_rows, optimizer_of, step
+from .model_entries import Entries
 from .step_graph import FEWEST_REPLAYS, Capture, captured
-from .training import LocalTraining, UnitData
 
 
 @dataclass(frozen=True, kw_only=True)

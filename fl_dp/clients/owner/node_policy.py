@@ -21,12 +21,12 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.codec import decode_text
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import (
+from fl_dp.protocol.message_keys import (
     ENCODER_KEY,
     IDENTITY_ACTION,
     RECORD_PLAN_KEY,
 )
-from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
+from fl_dp.protocol.secure_sum_messages import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .mod_host import present_host
 from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig

@@ -25,7 +25,7 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
 from fl_dp.protocol.flower_compat import is_engine_s_worker
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
-from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.message_keys import SIMULATED_LEDGERS_KEY
 
 from .mod_host import present_host
 from .node_config import NodeConfig

@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 import fl_dp
 from fl_dp.files import full_disk_named
 
-from .names import AppName
+from .app_names import AppName
 
 _TEMPLATE = Path(__file__).parent / "template"
 _PACKAGE = "private_app"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, hosted_units, node_of, train_many
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
-from fl_dp.protocol.keys import METRICS_KEY
+from fl_dp.protocol.message_keys import METRICS_KEY
 
 from .canary_run import CANARY_METRIC, CanaryRun
 

@@ -40,7 +40,7 @@ from fl_dp.lab.attacks.membership.observations import (
     logit_confidence,
     mean_per_client,
 )
-from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.training import one_thread
 

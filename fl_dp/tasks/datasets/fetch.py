@@ -28,7 +28,7 @@ from typing import BinaryIO
 from fl_dp.files import written_whole
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.cache import fetched_folder
-from fl_dp.tasks.datasets.data import DATASETS, EMBEDDED
+from fl_dp.tasks.datasets.data_source import DATASETS, EMBEDDED
 from fl_dp.tasks.datasets.sources import SOURCES, Source
 
 _MISSING_CLIENT = {

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import DataSource, load_dataset, source_of
+from fl_dp.tasks.datasets.data_source import DataSource, load_dataset, source_of
 
 PARTITIONS = ("iid", "dirichlet", "shards", "natural")
 

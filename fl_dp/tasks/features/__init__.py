@@ -1,7 +1,7 @@
 """Features: encoders of records to vectors for training, by public means only."""
 
-from .checkpoint import encoder_module
 from .encoder import Encoder
+from .own_encoder import encoder_module
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering

@@ -19,7 +19,7 @@ from fl_dp.files import cache_folder, private_folder, written_whole
 from fl_dp.tasks.datasets import Dataset
 
 from .encoder import Encoder
-from .progress import logged
+from .encoding_progress import logged
 from .public_statistics import PublicStatistics
 
 _ROWS = 1024  # encoded and written at a time

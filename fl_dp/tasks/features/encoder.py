@@ -28,8 +28,8 @@ from fl_dp.mechanisms.threads import processors
 from fl_dp.tasks.models.weights import set_weights
 from fl_dp.user_code import Contained
 
+from .encoding_progress import logged
 from .patches import Patches
-from .progress import logged
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
 

@@ -1,7 +1,7 @@
 """Local training and evaluation of a task."""
 
 from .device_data import DeviceData
-from .local import (
+from .plain_training import (
     SquaredError,
     check_training,
     evaluate,

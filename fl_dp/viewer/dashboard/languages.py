@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 
 _FOLDER = Path(__file__).parent / "words"
 FALLBACK = "en"

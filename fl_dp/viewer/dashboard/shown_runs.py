@@ -13,7 +13,7 @@ from fl_dp.accounting import default_delta
 from fl_dp.promise import is_large_delta
 from fl_dp.statement.sentences import UNITS
 from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
-from fl_dp.viewer.found_runs.groups import Group, groups_of
+from fl_dp.viewer.found_runs.run_groups import Group, groups_of
 from fl_dp.viewer.found_runs.untrusted import number
 
 MOST_POINTS = 1000

@@ -26,8 +26,8 @@ from starlette.types import ASGIApp
 
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
-from fl_dp.app.local.hosting import with_engine
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.app.local.auto_hosting import with_engine
+from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
 from fl_dp.viewer.found_runs.images import images_of, read_image
 from fl_dp.viewer.found_runs.untrusted import texts

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 
 from .untrusted import shown
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from fl_dp.tasks.metrics import MOST_CLASSES_OF_A_MATRIX, NUMBERS, Score
+from fl_dp.tasks.public_scores import MOST_CLASSES_OF_A_MATRIX, NUMBERS, Score
 
 from .untrusted import Unreadable, number, opened, parsed_json, shown, texts
 

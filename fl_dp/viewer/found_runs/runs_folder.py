@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_running
 from fl_dp.promise import is_promise
-from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.public_scores import Score
 
 from .cards import RunCard, RunState, scalars, state_of
 from .details import FoundRun, found_run

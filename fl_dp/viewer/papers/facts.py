@@ -15,7 +15,7 @@ from fl_dp.ledger import LedgerAnchor
 from fl_dp.promise import brief_epsilon, delta_rounded_up, is_promise, rounded_up
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import describe_event, neighbours_in_words
-from fl_dp.tasks.metrics import METRICS, Score
+from fl_dp.tasks.public_scores import METRICS, Score
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
 

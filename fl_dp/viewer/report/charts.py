@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Any
 
 from fl_dp.promise import rounded_up
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
-from fl_dp.viewer.found_runs.groups import Group, RoundRange
+from fl_dp.viewer.found_runs.run_groups import Group, RoundRange
 
 from .page_words import WORDS
 

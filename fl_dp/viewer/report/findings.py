@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun
-from fl_dp.viewer.found_runs.groups import shown_value
+from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import texts
 
 from .page_words import WORDS, Table

@@ -11,9 +11,9 @@ from itertools import chain
 
 from fl_dp import __version__
 from fl_dp.promise import delta_rounded_up, rounded_up
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
-from fl_dp.viewer.found_runs.groups import (
+from fl_dp.viewer.found_runs.run_groups import (
     Group,
     compared,
     differences,

@@ -11,10 +11,10 @@ from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.promise import brief_epsilon, delta_rounded_up, is_large_delta, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.tasks.public_scores import METRICS
 from fl_dp.terminal.results import noise_of_mean
 from fl_dp.viewer.found_runs import FoundRun
-from fl_dp.viewer.found_runs.groups import shown_value
+from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
 from .page_words import WORDS, Table

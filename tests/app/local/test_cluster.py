@@ -21,10 +21,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local import cluster, cluster_grid
+from fl_dp.app.local.auto_hosting import hosted
 from fl_dp.app.local.cluster import Cluster, Member, code_digest, own_address
 from fl_dp.app.local.cluster_grid import ClusterGrid, Work, Worker
 from fl_dp.app.local.devices import WORKER_MEMORY, busy_workers
-from fl_dp.app.local.hosting import hosted
 from fl_dp.app.local.processes import descendants
 from fl_dp.app.local.superlink import FOLDER_VARIABLE
 from fl_dp.app.overrides import ConfigError

@@ -8,14 +8,14 @@ from types import ModuleType
 
 import pytest
 
-from fl_dp.app.local import superlink, supernode
+from fl_dp.app.local import local_supernode, superlink
 
 
 @pytest.mark.parametrize(
     ("started", "gone"),
     [
         ("fl_dp.client_app", "flwr.common.constant.ErrorCode"),
-        ("fl_dp.app.local.simulation", "flwr.supercore.task_identity.TaskIdentity"),
+        ("fl_dp.app.local.script_simulation", "flwr.supercore.task_identity.TaskIdentity"),
     ],
 )
 def test_what_starts_says_so_at_once(started: str, gone: str) -> None:
@@ -31,7 +31,7 @@ def test_what_starts_says_so_at_once(started: str, gone: str) -> None:
     assert "fl-dp was tested with flwr 1.41 and 1.42" in said
 
 
-@pytest.mark.parametrize("command", [superlink, supernode])
+@pytest.mark.parametrize("command", [superlink, local_supernode])
 def test_a_guarded_command_without_its_part_of_flower_ends_in_one_line(
     command: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

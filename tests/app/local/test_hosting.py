@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.local.auto_hosting import hosted
 from fl_dp.app.local.devices import Machine, num_workers
-from fl_dp.app.local.hosting import hosted
 from fl_dp.app.planning import make_plan, make_record_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings

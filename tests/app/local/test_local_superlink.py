@@ -23,8 +23,8 @@ from flwr.superlink.main import create_app
 from flwr.superlink.routers.control.router import router as control
 from flwr.superlink.routers.fleet.router import router as fleet
 
+from fl_dp.app.local import local_supernode
 from fl_dp.app.local import superlink as local_superlink
-from fl_dp.app.local import supernode
 from fl_dp.app.local.launch import LaunchError, LocalSuperLink, answers
 from fl_dp.app.local.one_process import OneProcess
 from fl_dp.app.local.processes import stop_with_descendants
@@ -207,7 +207,7 @@ def test_flower_is_not_told_of_an_option_that_it_does_not_have() -> None:
 
 
 def test_the_guarded_supernode_is_known_to_the_check_of_apps() -> None:
-    assert app_verification.is_supernode([sys.executable, "-P", "-m", supernode.__name__])
+    assert app_verification.is_supernode([sys.executable, "-P", "-m", local_supernode.__name__])
     assert not app_verification.is_supernode([sys.executable, "-P", "-m", local_superlink.__name__])
 
 
@@ -222,7 +222,7 @@ def test_the_running_supernode_is_closed_to_others(tmp_path: Path) -> None:
             sys.executable,
             "-P",
             "-m",
-            "fl_dp.app.local.supernode",
+            "fl_dp.app.local.local_supernode",
             "--insecure",
             "--superlink",
             "127.0.0.1:9",

@@ -39,8 +39,8 @@ from fl_dp.commands.tune import with_candidates
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.mechanisms.mechanism_events import ExponentialEvent
 from fl_dp.statement.check import statement_differences, statement_page
-from fl_dp.tasks.metrics import Score
 from fl_dp.tasks.models import build_model
+from fl_dp.tasks.public_scores import Score
 
 SMALL = ["task.num_clients=8", "rounds=2", "client.epochs=1", "privacy.epsilon=4"]
 GRID = ["client.learning_rate=0.0001,1", "clipping.norm=0.2,0.5"]

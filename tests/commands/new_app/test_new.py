@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from fl_dp import __version__
 from fl_dp.commands.new_app import write
-from fl_dp.commands.new_app.names import AppName
+from fl_dp.commands.new_app.app_names import AppName
 from fl_dp.commands.new_app.write import app_files, write_app
 
 ROOT = Path(__file__).resolve().parents[3]

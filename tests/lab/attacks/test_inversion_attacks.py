@@ -16,8 +16,8 @@ from attacked_images import (
 from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import AnalyticInversion
-from fl_dp.lab.attacks.inversion.attack import Attack, LocalTraining
 from fl_dp.lab.attacks.inversion.experiment import changed
+from fl_dp.lab.attacks.inversion.inversion_attack import Attack, LocalTraining
 from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients
 from fl_dp.lab.attacks.inversion.threats import NoisyUpdate, RawUpdate, ReleasedModel
 from fl_dp.mechanisms import SecureRandom

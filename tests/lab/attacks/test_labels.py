@@ -10,7 +10,7 @@ from attacked_images import ONE_STEP, images, network
 from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import recovered_labels
-from fl_dp.lab.attacks.inversion.attack import Observation
+from fl_dp.lab.attacks.inversion.inversion_attack import Observation
 from fl_dp.lab.attacks.inversion.threats import RawUpdate
 
 RAW = RawUpdate(training=ONE_STEP)

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.lab.attacks.inversion.attack import ClientRecords, LocalTraining, PixelRange, Recovered
 from fl_dp.lab.attacks.inversion.experiment import Recovery
+from fl_dp.lab.attacks.inversion.inversion_attack import (
+    ClientRecords,
+    LocalTraining,
+    PixelRange,
+    Recovered,
+)
 from fl_dp.lab.attacks.inversion.recovery_results import summarised
 from fl_dp.lab.attacks.inversion.text_pictures import draw_text_recovery, draw_texts
 from fl_dp.lab.attacks.inversion.text_recovery import TextRecovery, recovery_of

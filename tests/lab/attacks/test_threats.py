@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.nn import functional
 
-from fl_dp.lab.attacks.inversion.attack import ClientRecords, LocalTraining, Observation
+from fl_dp.lab.attacks.inversion.inversion_attack import ClientRecords, LocalTraining, Observation
 from fl_dp.lab.attacks.inversion.threats import (
     DPSGDUpdate,
     NoisyUpdate,

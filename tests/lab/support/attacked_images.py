@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dp.lab.attacks.inversion.attack import (
+from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
+from fl_dp.lab.attacks.inversion.inversion_attack import (
     Attack,
     ClientRecords,
     LocalTraining,
@@ -14,7 +15,6 @@ from fl_dp.lab.attacks.inversion.attack import (
     PixelRange,
     Recovered,
 )
-from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.models import build_model
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets import DATASETS, EMBEDDED, Dataset, data, idx_files, load_dataset
-from fl_dp.tasks.datasets.data import PUBLIC_FORMS
+from fl_dp.tasks.datasets import DATASETS, EMBEDDED, Dataset, data_source, idx_files, load_dataset
+from fl_dp.tasks.datasets.data_source import PUBLIC_FORMS
 from fl_dp.tasks.datasets.sources import SOURCES
 
 
@@ -170,7 +170,7 @@ def test_a_set_that_is_not_here_says_how_to_get_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], system_folder=None))
     monkeypatch.setattr(idx_files, "find_spec", lambda module: None)
-    data._load_once.cache_clear()  # another test may have had it
+    data_source._load_once.cache_clear()  # another test may have had it
     with pytest.raises(FileNotFoundError) as raised:
         load_dataset(name)
     for way in (f"`fl-dp data {name}`", SOURCES[name].package, "task.data_dir=/folder with"):

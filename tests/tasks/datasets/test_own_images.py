@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data_source, load_dataset
 
 GENERATOR = np.random.Generator(np.random.PCG64(0))
 GREY = GENERATOR.integers(0, 256, (8, 9), dtype=np.uint8)
@@ -27,7 +27,7 @@ def load(tmp_path: Path) -> Callable[..., Any]:
         for path, pixels in images.items():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(tmp_path / path)
-        data._load_once.cache_clear()  # the files have changed
+        data_source._load_once.cache_clear()  # the files have changed
         return load_dataset(DataSource("folder", data_dir=str(tmp_path), data_format=data_format))
 
     return made
@@ -175,7 +175,7 @@ def load_saved(tmp_path: Path) -> Callable[..., Any]:
         for folder in ("train/cat", "train/dog", "test/cat"):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
             save(tmp_path / folder / f"1.{suffix}")
-        data._load_once.cache_clear()
+        data_source._load_once.cache_clear()
         return load_dataset(DataSource("folder", data_dir=str(tmp_path), data_format=data_format))
 
     return made

@@ -14,7 +14,7 @@ from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from PIL import Image
 from pyarrow import parquet
 
-from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data_source, load_dataset
 
 COLUMNS, CLASSES = ("age", "pressure"), ("well", "ill")
 TABLE = DataFormat(columns=COLUMNS, classes=CLASSES, splits=("train",), leave_out_unfit=True)
@@ -25,7 +25,7 @@ FOUND = np.array([[61, 140.5], [35, 120], [48, 1], [52, 118]], np.float32)
 
 
 def csv_of(folder: Path, lines: list[bytes], *, end: bytes = b"\n") -> Dataset:
-    data._load_once.cache_clear()
+    data_source._load_once.cache_clear()
     (folder / "train.csv").write_bytes(end.join([HEADER, *lines]) + end)
     return load_dataset(DataSource("csv", data_dir=str(folder), data_format=TABLE))
 
@@ -73,7 +73,7 @@ def test_lines_may_end_as_on_windows_and_begin_with_a_mark(tmp_path: Path) -> No
     np.testing.assert_array_equal(dataset.train_x, FOUND)
     file = tmp_path / "train.csv"
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    data._load_once.cache_clear()
+    data_source._load_once.cache_clear()
     again = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=TABLE))
     np.testing.assert_array_equal(again.train_x, FOUND)
 
@@ -87,7 +87,7 @@ def test_a_table_without_the_columns_has_rows_and_none_that_fits(tmp_path: Path)
 
 
 def parquet_of(folder: Path, columns: dict[str, Any]) -> Dataset:
-    data._load_once.cache_clear()
+    data_source._load_once.cache_clear()
     parquet.write_table(pa.table(columns), folder / "train.parquet")
     return load_dataset(DataSource("parquet", data_dir=str(folder), data_format=TABLE))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data, load_dataset
+from fl_dp.tasks.datasets import DataFormat, Dataset, DataSource, data_source, load_dataset
 
 TRAIN: dict[str, list[Any]] = {
     "age": [61, 35, 48, 52],
@@ -40,7 +40,7 @@ def load(tmp_path: Path) -> Callable[..., Any]:
 
     def made(kind: str = "csv", data_format: DataFormat = FORMAT, **splits: Any) -> Dataset:
         write(tmp_path, kind, **splits)
-        data._load_once.cache_clear()  # the files have changed
+        data_source._load_once.cache_clear()  # the files have changed
         return load_dataset(DataSource(kind, data_dir=str(tmp_path), data_format=data_format))
 
     return made
@@ -259,7 +259,7 @@ def table(folder: Path, text: str | bytes, data_format: DataFormat | None = None
     for split in ("train", "test"):
         content = text if isinstance(text, bytes) else text.encode()
         (folder / f"{split}.csv").write_bytes(content)
-    data._load_once.cache_clear()
+    data_source._load_once.cache_clear()
     return load_dataset(DataSource("csv", data_dir=str(folder), data_format=data_format))
 
 

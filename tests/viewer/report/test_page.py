@@ -16,8 +16,8 @@ from written_runs import write_run
 
 from fl_dp.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
-from fl_dp.viewer.found_runs.groups import differences, groups_of
 from fl_dp.viewer.found_runs.images import IMAGES
+from fl_dp.viewer.found_runs.run_groups import differences, groups_of
 from fl_dp.viewer.report import report_page
 from fl_dp.viewer.report.charts import charts_of
 from fl_dp.viewer.report.page_words import LANGUAGES, WORDS, page_language

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sweep_results import RESULT
 
-from fl_dp.tasks.metrics import NUMBERS
+from fl_dp.tasks.public_scores import NUMBERS
 from fl_dp.terminal.results import points, read_results, write_results
 
 WITHOUT = replace(

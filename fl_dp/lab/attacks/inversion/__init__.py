@@ -1,6 +1,6 @@
 """Gradient inversion: images recovered from what a client's training shows.
 
-    >>> from fl_dp.lab.attacks.inversion.attack import LocalTraining, PixelRange
+    >>> from fl_dp.lab.attacks.inversion.inversion_attack import LocalTraining, PixelRange
     >>> from fl_dp.lab.attacks.inversion.matching import InvertingGradients
     >>> from fl_dp.lab.attacks.inversion.threats import NoisyUpdate
     >>> step = LocalTraining(learning_rate=0.1)

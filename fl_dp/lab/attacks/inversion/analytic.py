@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .attack import Attack, Observation, PixelRange, Recovered
+from .inversion_attack import Attack, Observation, PixelRange, Recovered
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
 
 from .analytic import first_linear
-from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
+from .inversion_attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .recovery_results import CellResult
 from .registry import ATTACKS, ON_TOKENS
 from .threats import (

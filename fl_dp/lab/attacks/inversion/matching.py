@@ -20,7 +20,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from .analytic import num_classes, recovered_labels
-from .attack import Attack, LocalTraining, Observation, PixelRange, Recovered, require_alike
+from .inversion_attack import (
+    Attack,
+    LocalTraining,
+    Observation,
+    PixelRange,
+    Recovered,
+    require_alike,
+)
 
 _CERTAIN = 100.0  # a logit whose class has all of the probability
 _LOWER_AT = (3 / 8, 5 / 8, 7 / 8)  # of all steps; each divides the step size by ten, as published

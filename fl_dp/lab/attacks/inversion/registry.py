@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .attack import Attack
+    from .inversion_attack import Attack
 
 
 def _analytic(steps: int) -> Attack:

@@ -12,8 +12,8 @@ from fl_dp.app.settings import Settings
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.datasets.shakespeare import VOCABULARY
 
-from .attack import ClientRecords, Recovered
 from .experiment import Recovery, RecoveryCell
+from .inversion_attack import ClientRecords, Recovered
 from .recovery_results import CellResult
 from .registry import ON_TOKENS
 from .threats import ThreatModel

@@ -35,7 +35,7 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .attack import ClientRecords, LocalTraining, Observation, flat_parameters
+from .inversion_attack import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
 Updates: TypeAlias = list[NDArray[np.float64]]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.models.transformer import Transformer
 
-from .attack import Attack, Observation, PixelRange, Recovered, require_alike
+from .inversion_attack import Attack, Observation, PixelRange, Recovered, require_alike
 
 # Linear layers of a block that read its input, and the norm before each.
 _READERS = {

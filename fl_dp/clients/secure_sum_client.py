@@ -36,7 +36,7 @@ from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.secure_sum import (
+from fl_dp.protocol.secure_sum_messages import (
     content_digest,
     masked_to_content,
     terms_in,

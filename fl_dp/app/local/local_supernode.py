@@ -1,6 +1,6 @@
 """Flower's SuperNode for one user of this machine: it refuses others' requests on loopback.
 
-    python -m fl_dp.app.local.supernode --superlink 192.0.2.1:8000 --root-certificates ca.crt ...
+    python -m fl_dp.app.local.local_supernode --superlink 192.0.2.1:8000 ...
 
 A SuperNode hands messages to client processes over a loopback port, and checks nobody. Another
 user of the machine could take a message and answer it in the node's name. Such requests are

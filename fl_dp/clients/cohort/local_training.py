@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .optimizers import OptimizerFn, optimizer_of
+from .cohort_optimizers import OptimizerFn, optimizer_of
 
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Returns each record's loss, `(n,)`, from a model's outputs and the labels of `n` records."""

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from fl_dp.accounting.budget import Limit
 from fl_dp.documents import document
 from fl_dp.promise import Enforcement, enforcement_named
-from fl_dp.protocol.keys import WIRE, WIRE_KEY
+from fl_dp.protocol.message_keys import WIRE, WIRE_KEY
 
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
 _LONGEST_TEXT, _LONGEST_NAME = 4_000_000, 200

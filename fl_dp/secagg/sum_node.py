@@ -24,8 +24,8 @@ from .client import Participation
 from .directory import MOST_ENTRIES, MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .key_pairs import Identity, RunKey
 from .member import Opened, open_bundles, view_text
+from .node_store import Mark, SQLiteStore, stale
 from .roster import Roster
-from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
 
