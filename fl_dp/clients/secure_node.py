@@ -65,8 +65,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
     roster = None if owner.secagg_roster is None else Roster.read(Path(owner.secagg_roster))
     if colluding is None and roster is None:
         colluding = 0
-    store = SQLiteStore(folder / STORE_FILE, durable=not in_simulation())
-    try:
+    with open_store(context) as store:
         identity = Identity.load_or_create(folder / IDENTITY_FILE)
         with nullcontext() if in_simulation() else _witnessed(store, context):
             node = SecureNode(
@@ -79,6 +78,14 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 shared_context=told_digest(context.run_config, present_host().bundle_hash()),
             )
             yield node
+
+
+@contextmanager
+def open_store(context: Context) -> Iterator[SQLiteStore]:
+    """Open a node's memory for the block."""
+    store = SQLiteStore(keys_folder(context) / STORE_FILE, durable=not in_simulation())
+    try:
+        yield store
     finally:
         store.close()
 

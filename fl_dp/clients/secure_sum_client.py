@@ -52,7 +52,7 @@ from .owner.node_config import NodeConfig
 from .owner.node_privacy import NodePrivacy, in_simulation
 from .owner.slots import Slots, working_in
 from .records import config_of, instruction_of
-from .secure_node import at_work, keys_folder, secure_node
+from .secure_node import at_work, keys_folder, open_store, secure_node
 from .simulated_failures import note_failure
 from .summed import AskedSum, Values, summed_of
 
@@ -86,7 +86,7 @@ def secure_sum_mod(
     this sum and the rest of the Flower run. One of them could cause it, and move the sum by all
     others. The same holds for work that ends the node's process, even of one unit: otherwise each
     sum would tell one bit of its data. So a real node marks that work begins, and removes
-    the mark after it.
+    the mark after it; a gate does once the answer has left.
 
     With secret coins the answer leaves at `reply_after`, and work has its own process, forked
     before any key is read. A unit that overruns its slot contributes zero, alone. If marks and
@@ -156,7 +156,7 @@ def secure_sum_mod(
         if late:
             node.store.put(None, silent, _FAILED)
         elif marked:
-            node.store.put(None, silent, _ENDED)
+            present_host().once_sent(lambda: _end_mark(context, silent))
         if steps is None:
             zeros = [np.zeros(segment.size) for segment in terms.segments]
             steps = share.encode(zeros, SecureRandom())
@@ -169,6 +169,12 @@ def secure_sum_mod(
     if late:
         raise Refused("late", "work failed or was late: this run gets nothing more")
     return Message(masked_to_content(masked), reply_to=message)
+
+
+def _end_mark(context: Context, silent: str) -> None:
+    """Remove the mark of work that has ended."""
+    with open_store(context) as store:
+        store.put(None, silent, _ENDED)
 
 
 def _answers_after(terms: SumTerms) -> float | None:

@@ -139,6 +139,8 @@ class GatedConnection:
             # Made again at the moment it leaves, as a message says when it was made.
             content = answer.error if answer.has_error() else answer.content
             self._release(Message(content, reply_to=asked))
+            for work in ruling.once_sent:
+                work()
 
         ruling = self._gate.judge(asked, judged)
         exchange = Exchange(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,9 +44,20 @@ APP = "gate of fl-dp"
 class GateHost(ModHost):
     """A gate as mods see it: it knows the app, which runs in another process."""
 
-    def __init__(self, app: RunningApp, enforcement: Enforcement, message_id: str) -> None:
-        """Store the app, its policy's enforcement, and the message's id."""
+    def __init__(
+        self,
+        app: RunningApp,
+        enforcement: Enforcement,
+        message_id: str,
+        once_sent: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Store the app, its policy's enforcement, the message's id and who keeps late work."""
         self._app, self._enforcement, self._message_id = app, enforcement, message_id
+        self._once_sent = once_sent
+
+    def once_sent(self, work: Callable[[], None]) -> None:
+        """Keep work until the answer has left."""
+        self._once_sent(work)
 
     def running_app(self) -> RunningApp:
         """The app, with all digits of its bundle's hash."""
@@ -84,10 +95,12 @@ class Ruling:
     Attributes:
         answer_after: Seconds until the answer leaves. None: at once, and no app is asked.
         answer: Returns the answer around a handler, which hands the message to the app.
+        once_sent: Work that is left to do when the answer has left.
     """
 
     answer_after: float | None
     answer: Callable[[ClientAppCallable], Message]
+    once_sent: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Gate:
@@ -122,14 +135,20 @@ class Gate:
             kind = type(error).__name__
             refusal = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=asked)
             return Ruling(answer_after=None, answer=lambda handler: refusal)
-        answer_after = policy.keys.answer_after if _may_reach_app(asked) else None
+        once_sent: list[Callable[[], None]] = []
         return Ruling(
-            answer_after=answer_after,
-            answer=lambda handler: self._answer(asked, run, policy, handler),
+            answer_after=policy.keys.answer_after if _may_reach_app(asked) else None,
+            answer=lambda handler: self._answer(asked, run, policy, handler, once_sent.append),
+            once_sent=once_sent,
         )
 
     def _answer(
-        self, asked: Message, run: JudgedRun, policy: GatePolicy, handler: ClientAppCallable
+        self,
+        asked: Message,
+        run: JudgedRun,
+        policy: GatePolicy,
+        handler: ClientAppCallable,
+        once_sent: Callable[[Callable[[], None]], None],
     ) -> Message:
         """The message that leaves the site as the answer.
 
@@ -151,7 +170,8 @@ class Gate:
         way = way_of(policy, run)
         chain = self._chain(asked, way, policy, in_todays_names(handler))
         names = older_names([metric.name for metric in policy.keys.evaluation])
-        host = GateHost(run.app, self._enforcement_of(way), asked.metadata.message_id)
+        message_id = asked.metadata.message_id
+        host = GateHost(run.app, self._enforcement_of(way), message_id, once_sent)
         with hosted_by(host):
             answer = guarded(chain.handler, [names, *chain.mods])(asked, context)
         if not has_instruction:

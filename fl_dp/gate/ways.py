@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
 from fl_dp.clients.compressed_reply import compression_mod
+from fl_dp.clients.owner.mod_host import present_host
 from fl_dp.clients.owner.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.owner.node_privacy import NodePrivacy
 from fl_dp.clients.records import Config, config_of, instruction_of, only_record
@@ -376,7 +377,7 @@ class RecordWay(Way):
                 if not np.isfinite(trained).all():
                     raise ValueError("the app's model is not finite")
                 sent = trained
-                mark.remove()
+                present_host().once_sent(mark.remove)
             except (PrivacyBudgetExhausted, RunIsOver) as over:
                 logger.info("%s; this site contributes nothing", over)
         arrays = layout.merge(layout.unflatten(sent), model)

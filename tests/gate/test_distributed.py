@@ -33,6 +33,7 @@ from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.protocol.secure_sum_messages import SECURE_SUM_KEY
+from fl_dp.secagg import SQLiteStore
 from fl_dp.strategies import DPFedAvg
 
 NODES, SIZE, NORM = 3, 4, 1.0
@@ -120,6 +121,27 @@ def test_keys_and_shares_are_the_gate_s_own_and_lie_beside_its_ledger(tmp_path: 
         assert kinds == {"train"}
         asked = {arrived.message.metadata.message_type for arrived in here.server.arrived}
         assert len(asked) > 3  # of which the app saw none
+
+
+def test_the_mark_of_work_goes_only_after_its_answer_has_left(tmp_path: Path) -> None:
+    gates = gates_of(tmp_path, *[adding(0.0)] * NODES)
+    here, marks = gates.sites[0], list[bytes | None]()
+
+    def mark_of(run: int) -> bytes | None:
+        store = SQLiteStore(here.ledger.parent / STORE_FILE)
+        try:
+            return store.get(None, f"late {run}")
+        finally:
+            store.close()
+
+    def look(shell: Message) -> None:
+        if shell.metadata.message_type == "train":
+            marks.append(mark_of(shell.metadata.run_id))
+
+    here.server.before_taking = look
+    trained(tmp_path, gates, plan_of(NODES, rounds=2), rounds=2)
+    assert marks == [b"begun", b"begun"]
+    assert mark_of(here.seen[-1].metadata.run_id) == b""
 
 
 def in_arrays(change: Callable[[Any], Any]) -> App:

@@ -368,6 +368,22 @@ def test_a_gate_that_is_killed_has_charged_and_takes_no_further_part_in_the_run(
     assert after.charges() == 1
 
 
+def test_an_answer_that_did_not_leave_ends_the_run_as_its_training_is_not_offered_again(
+    named: Any,
+) -> None:
+    here = named(adding(1.0))
+
+    def refuse(shell: Message) -> None:
+        raise ConnectionError("the server takes nothing")
+
+    here.server.before_taking = refuse
+    here.server.train(MODEL, PURE)
+    here.step()
+    here.server.before_taking = lambda shell: None
+    assert not asked(here).arrays["w"].any()
+    assert len(here.seen) == here.charges() == 1
+
+
 def test_where_the_charge_can_t_be_written_the_app_does_not_start(named: Any) -> None:
     here = named(adding(1.0))
     here.ledger.mkdir()

@@ -84,6 +84,7 @@ class Server:
         overrides: Configuration of the run, besides its bundle's.
         fab_id: The app's name, as the server says it.
         fab_version: Its version, as the server says it.
+        before_taking: Called with each answer before anything of it is taken.
     """
 
     fab: bytes = field(default_factory=bundle)
@@ -94,6 +95,7 @@ class Server:
     overrides: dict[str, Any] = field(default_factory=dict)
     fab_id: str = "hospital/heart"
     fab_version: str = "1.4.0"
+    before_taking: Callable[[Message], None] = lambda shell: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,6 +149,7 @@ class Server:
         return run
 
     def _send(self, shell: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
+        self.before_taking(shell)
         session = f"session {len(self.pushed)}"
         self.pushed[session] = shell, tree, runtime, {}
         return all_ids(tree), session

@@ -49,6 +49,10 @@ class ModHost:
         """Whether no app can leave out what the owner requires; None: it can't be seen."""
         return apps_are_verified()
 
+    def once_sent(self, work: Callable[[], None]) -> None:
+        """Do work once the answer has left, which an app's process does not learn: at once."""
+        work()
+
     def apart(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> Apart:
         """Return work in its own process; see `Apart`.
 
