@@ -82,7 +82,8 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
         raise OptionError(
             "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
             "give dp_sgd.expected_batch_size, a public constant, for example "
-            "dp_sgd.sampling_rate times a typical client's records"
+            "dp_sgd.sampling_rate times a typical client's records",
+            option="dp_sgd.expected_batch_size",
         )
     if not settings.protects_clients:
         _check_together(settings, None, make_selection(settings))

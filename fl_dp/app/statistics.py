@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from fl_dp.protocol.message_keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
     Answer,
-    Count,
     Frequencies,
     Histogram,
     Mean,
@@ -40,7 +38,6 @@ from fl_dp.statistics import (
     Quantiles,
     Query,
     Sum,
-    choose_noise,
 )
 from fl_dp.strategies import ask_federation
 
@@ -48,12 +45,11 @@ from .planning import target_delta
 from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
-from .settings.statistic import StatisticSettings
+from .settings.option import Option
+from .settings.statistic import chosen_noise, ranked
 from .workload import check_data, dataset_of
 
 logger = logging.getLogger("flwr.fl_dp")
-
-_QUARTILES = (0.25, 0.5, 0.75)
 
 
 def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
@@ -117,7 +113,7 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
         ValueError: The settings ask nothing that can be answered; the text says what to write.
     """
     privacy, asked = settings.privacy, settings.statistic
-    query, delta = statistic_query(settings), target_delta(settings)
+    query, delta = _query(settings), target_delta(settings)
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1.0, delta=delta),
         rounds=0,
@@ -155,62 +151,24 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
         return choice, planned(*choice.events)
     assert privacy.epsilon is not None  # the settings refuse both being null
     budget = PrivacyBudget(epsilon=privacy.epsilon, delta=delta)
-    law = asked.law
     if shared:
-        law = "gaussian"
+        asked = asked.with_values(law="gaussian")
         some = replace(planned(GaussianEvent(noise_multiplier=1.0)), budget=budget)
         budget = some.event_budget
-    choice = choose_noise(query, budget.epsilon, budget.delta, law=law)
+    choice = asked.make_by(chosen_noise, query=query, epsilon=budget.epsilon, delta=budget.delta)
     return choice, planned(*choice.events)
 
 
-def statistic_query(settings: Settings) -> Query:
+def _query(settings: Settings) -> Query:
     """The settings' query.
 
     Raises:
         ValueError: Range, edges or classes are missing; the text says what to write.
     """
-    asked = settings.statistic
-    most = asked.max_records
-    labels = asked.values == "labels"
-    features = 1
-    if not labels:
-        width = prod(dataset_of(settings).form.input_shape)
-        if asked.feature is not None and asked.feature >= width:
-            raise ValueError(
-                f"records of task={settings.task.name} have {width} features, counted from 0: "
-                f"write statistic.values=records.{width - 1} or a smaller one"
-            )
-        features = width if asked.feature is None else 1
-    match asked.query:
-        case "count":
-            return Count(max_records=most)
-        case "sum" | "mean":
-            low, high = _range(asked)
-            kind = Sum if asked.query == "sum" else Mean
-            return kind(lows=(low,) * features, highs=(high,) * features, max_records=most)
-        case "top" if not labels or settings.task.label_range is not None:
-            raise ValueError(
-                "statistic.query=top names labels that are classes: write statistic.values=labels, "
-                "without task.label_range"
-            )
-        case "top" | "histogram" if (
-            labels
-            and settings.task.label_range is None
-            and asked.edges is None
-            and asked.low is None
-        ):
-            classes = tuple(range(dataset_of(settings).form.num_classes))
-            return Frequencies(categories=classes, max_records=most)
-    if features > 1:
-        raise ValueError(
-            f"{asked.query} is of one number a record, and records of task={settings.task.name} "
-            f"have {features}: write statistic.values=records.0 or another of them"
-        )
-    if asked.query == "histogram":
-        return Histogram(edges=_points(asked), max_records=most)
-    probabilities = _QUARTILES if asked.probabilities is None else tuple(asked.probabilities)
-    return Quantiles(probabilities=probabilities, grid=_points(asked), max_records=most)
+    query: Query = settings.statistic.make(
+        task=settings.task, form=lambda: dataset_of(settings).form
+    )
+    return query
 
 
 def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]:
@@ -237,14 +195,12 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
     }
 
 
-def rows_of(
-    asked: StatisticSettings, query: Query, answer: Answer
-) -> list[tuple[str, float, float]]:
+def rows_of(asked: Option, query: Query, answer: Answer) -> list[tuple[str, float, float]]:
     """Rows of a name, its value, and its error."""
     if isinstance(query, Frequencies) and asked.query == "top":
-        counts, error = answer["counts"], float(answer.error[0])
-        ranked = query.ranked(counts, min(asked.top, query.dimension))
-        return [(str(category), count, error) for category, count in ranked]
+        error = float(answer.error[0])
+        most = asked.make_by(ranked, query=query, counts=answer["counts"])
+        return [(str(category), count, error) for category, count in most]
     name = _names(query)
     rows = []
     for part, estimate in answer.estimates.items():
@@ -267,19 +223,3 @@ def _names(query: Query) -> Callable[[str, int], str]:
             return lambda part, index: part if part == "count" else f"{part} of {index}"
         case _:
             return lambda part, _: part
-
-
-def _range(asked: StatisticSettings) -> tuple[float, float]:
-    if asked.low is None or asked.high is None:
-        raise ValueError(
-            f"{asked.query} needs the range of its values, which is public and never read off the "
-            "data: write statistic.low and statistic.high"
-        )
-    return asked.low, asked.high
-
-
-def _points(asked: StatisticSettings) -> tuple[float, ...]:
-    if asked.edges is not None:
-        return tuple(asked.edges)
-    low, high = _range(asked)
-    return tuple(np.linspace(low, high, asked.bins + 1).tolist())

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
-from fl_dp.option_errors import require_positive
+from fl_dp.option_errors import OptionError, require_positive
 from fl_dp.promise import brief_epsilon, delta_rounded_up
 
 from .quantiles import Quantiles
@@ -153,9 +153,10 @@ def choose_noise(
     chosen = None if law is None else NoiseLaw(law)
     if isinstance(query, Quantiles) and chosen is not NoiseLaw.GAUSSIAN:
         if chosen is not None:
-            raise ValueError(
+            raise OptionError(
                 f"quantiles are drawn by exponential mechanisms, or read off a sum with "
-                f"law='gaussian': leave out law={str(chosen)!r}"
+                f"law='gaussian': leave out law={str(chosen)!r}",
+                option="law",
             )
         return _choose_draws(query, epsilon)
     if isinstance(query, Vote):

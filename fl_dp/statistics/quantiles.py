@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.mechanisms.clipping import Norm
+from fl_dp.option_errors import OptionError
 
 from .query import Estimate, SumQuery, as_numbers, require_increasing
 from .values import records
@@ -73,8 +74,9 @@ class Quantiles(SumQuery):
         require_increasing("grid", self.grid, at_least=2)
         for probability in self.probabilities:
             if not 0.0 < probability < 1.0:
-                raise ValueError(
-                    f"probabilities must lie between 0 and 1, ends excluded, got {probability}"
+                raise OptionError(
+                    f"probabilities must lie between 0 and 1, ends excluded, got {probability}",
+                    option="probabilities",
                 )
 
     @property

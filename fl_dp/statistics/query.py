@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.documents import real_number
+from fl_dp.option_errors import OptionError
 
 _MOST_RECORDS = 2**53
 
@@ -62,9 +63,14 @@ class Query(ABC):
         """
         most: object = self.max_records  # it may have come from a message
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
-            raise ValueError(f"max_records must be a whole number of at least 1, got {most!r}")
+            raise OptionError(
+                f"max_records must be a whole number of at least 1, got {most!r}",
+                option="max_records",
+            )
         if most > _MOST_RECORDS:
-            raise ValueError(f"max_records must be at most {_MOST_RECORDS}, got {most}")
+            raise OptionError(
+                f"max_records must be at most {_MOST_RECORDS}, got {most}", option="max_records"
+            )
         object.__setattr__(self, "max_records", int(most))
 
     @property
@@ -160,7 +166,7 @@ def as_numbers(name: str, values: object) -> tuple[float, ...]:
             raise ValueError(f"{name}[{index}] must be a finite number, got {value!r}")
         numbers.append(number)
     if not numbers:
-        raise ValueError(f"{name} is empty: give at least one number")
+        raise OptionError(f"{name} is empty: give at least one number", option=name)
     return tuple(numbers)
 
 
@@ -171,9 +177,13 @@ def require_increasing(name: str, numbers: tuple[float, ...], *, at_least: int) 
         ValueError: They are so.
     """
     if len(numbers) < at_least:
-        raise ValueError(f"{name} needs at least {at_least} numbers, got {len(numbers)}")
+        raise OptionError(
+            f"{name} needs at least {at_least} numbers, got {len(numbers)}", option=name
+        )
     for before, after in pairwise(numbers):
         if not before < after:
-            raise ValueError(f"{name} must be strictly increasing, got {before} before {after}")
+            raise OptionError(
+                f"{name} must be strictly increasing, got {before} before {after}", option=name
+            )
     if not math.isfinite(numbers[-1] - numbers[0]):
         raise ValueError(f"{name} spans more than float64 holds: {numbers[0]} to {numbers[-1]}")

@@ -16,12 +16,16 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings.checks import positive
+from fl_dp.app.settings.optimizers import CLIENT
 from fl_dp.app.settings.option import Option, key, made_by, option
 from fl_dp.app.settings.options import OPTIONS
 from fl_dp.app.settings.sentences import sentences_of
+from fl_dp.app.settings.statistic import STATISTIC
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.option_errors import OptionError
 from fl_dp.strategies import BufferedSelection, ExponentialSelection
+
+MADE = ("privacy", "dp_sgd", "selection", "clipping", "schedule", "server_optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +59,13 @@ def test_a_new_field_of_a_library_class_is_no_key_until_it_is_listed() -> None:
 
 
 def test_every_key_of_an_option_is_listed_at_what_makes_it() -> None:
-    for group in ("privacy", "dp_sgd", "selection", "clipping", "schedule"):
-        for chosen in OPTIONS[group].values():
-            listed = [name for made in chosen.makers for name in made.keys]
-            assert [field.name for field in fields(chosen)][1:] == listed
-            assert len(set(listed)) == len(listed)
+    made_options = [type(chosen) for group in MADE for chosen in OPTIONS[group].values()]
+    for chosen in (*made_options, CLIENT, STATISTIC):
+        listed = [name for made in chosen.makers for name in made.keys]
+        keys = [field.name for field in fields(chosen)]
+        assert keys[len(keys) - len(listed) :] == listed
+        assert len(keys) - len(listed) == bool(chosen.option)  # the group's own key
+        assert len(set(listed)) == len(listed)
 
 
 def test_a_key_has_the_default_the_null_and_the_sentence_of_its_argument() -> None:

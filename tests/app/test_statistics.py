@@ -23,6 +23,7 @@ from fl_dp.commands.app import app
 from fl_dp.commands.stats import _show
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
+from fl_dp.option_errors import OptionError
 from fl_dp.statistics import Answer, Count
 
 CLIENTS = 6
@@ -228,3 +229,20 @@ def test_an_answer_is_shown_as_a_table_with_its_cost(
     shown = capsys.readouterr().out
     assert "count of labels" in shown
     assert "41.5" in shown
+
+
+@pytest.mark.parametrize(
+    ("query", "wrong", "text"),
+    [
+        ("histogram", "statistic.edges=[1,0]", "must be strictly increasing, got 1.0 before 0.0"),
+        ("quantiles", "statistic.probabilities=[2]", "must lie between 0 and 1, ends excluded"),
+        ("quantiles", "statistic.probabilities=[]", "is empty: give at least one number"),
+        ("count", "statistic.max_records=99999999999999999", "must be at most 9007199254740992"),
+    ],
+)
+def test_an_error_of_a_query_names_its_key(query: str, wrong: str, text: str) -> None:
+    key = wrong.partition("=")[0]
+    ends = [] if key == "statistic.edges" else ["statistic.low=0", "statistic.high=1"]
+    with pytest.raises(OptionError, match=f"^{key} {text}") as refused:
+        statistic_plan(compose_settings([f"statistic.query={query}", wrong, *ends]))
+    assert refused.value.option == key

@@ -63,7 +63,8 @@ def record_plan(
         raise OptionError(
             f"{steps} steps in each of {participations} rounds of a client are too many: raise "
             "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or "
-            f"client.epochs, to {_MOST_STEPS:,} in all"
+            f"client.epochs, to {_MOST_STEPS:,} in all",
+            option="dp_sgd.steps",
         )
     training: dict[str, Any] = {
         "sampling_rate": sampling_rate,

@@ -183,7 +183,8 @@ class Option:
             if name in self._keys_of(maker):
                 error.option = f"{self.group}.{name}"
                 if f".{error.option}".endswith(f".{word}"):
-                    error.args = (f"{error.option}{text.removeprefix(word)}",)
+                    text = f"{error.option}{text.removeprefix(word)}"
+                error.args = (_in_keys(text),)
             raise
 
     def _keys_of(self, maker: Callable[..., Any]) -> Mapping[str, KeyRule]:

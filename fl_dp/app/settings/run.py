@@ -25,7 +25,7 @@ from .required_fitting import require_fitting
 from .schedules import SCHEDULES
 from .selections import SELECTIONS, SelectionOption
 from .simulation import SimulationSettings
-from .statistic import StatisticSettings
+from .statistic import STATISTIC
 from .sweep import SweepSettings
 from .tracking import TrackingSettings
 from .tune import TuneSettings
@@ -81,7 +81,7 @@ class Settings:
     )
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    statistic: StatisticSettings = field(default_factory=StatisticSettings)
+    statistic: Option = field(default_factory=STATISTIC)
     sweep: SweepSettings = field(default_factory=SweepSettings)
     tune: TuneSettings = field(default_factory=TuneSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)

@@ -212,13 +212,15 @@ def own_budgets(
     if (named is None) != bool(budgets and shares):
         raise OptionError(
             "selection=own_budgets needs selection.budgets=[1,3,8] and "
-            "selection.shares=[0.5,0.3,0.2], or a file, selection.owners=..., and not both"
+            "selection.shares=[0.5,0.3,0.2], or a file, selection.owners=..., and not both",
+            option="selection.budgets" if named is None else "selection.owners",
         )
     if named is not None:
         if len(named) != num_clients:
             raise OptionError(
                 f"selection.owners names {len(named)} nodes, and the training has "
-                f"task.num_clients={num_clients}"
+                f"task.num_clients={num_clients}",
+                option="selection.owners",
             )
         sizes = Counter(named.values())
         budgets = tuple(sorted(sizes))
@@ -239,14 +241,17 @@ def epsilon_of_owners(file: str | None) -> dict[str, float] | None:
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(f"selection.owners={file} can't be read: {error}") from error
+        raise OptionError(
+            f"selection.owners={file} can't be read: {error}", option="selection.owners"
+        ) from error
     named: dict[str, float] = {}
     lines = content.items() if isinstance(content, dict) else [(None, content)]
     for name, epsilon in lines:
         if not isinstance(name, str) or type(epsilon) not in (int, float):
             raise OptionError(
                 f"selection.owners={file} must have lines like 'hospital-a: 3', "
-                f"got {name!r}: {epsilon!r}"
+                f"got {name!r}: {epsilon!r}",
+                option="selection.owners",
             )
         named[name] = float(epsilon)
     return named
@@ -265,7 +270,8 @@ def _rate_inside(groups: int | None, sampling_rate: float) -> float:
         raise OptionError(
             f"each of privacy.groups={groups} groups would have to fill a cohort of "
             f"selection.sampling_rate={sampling_rate:g} alone: write at most "
-            f"{math.floor(1.0 / sampling_rate + 1e-9)} groups"
+            f"{math.floor(1.0 / sampling_rate + 1e-9)} groups",
+            option="privacy.groups",
         )
     return min(1.0, rate)
 
