@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from gated_site import PROJECT, Site, adding, bundle
 
@@ -18,6 +17,7 @@ from fl_dp.codec import encode_text
 from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
+from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
