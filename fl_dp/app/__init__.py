@@ -20,7 +20,7 @@ else:
         __name__,
         {
             "PrivateModule": "private_module",
-            "simulate": "local.simulation",
+            "simulate": "local.script_simulation",
             "train_private": "private_module",
         },
     )
