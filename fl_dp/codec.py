@@ -33,7 +33,7 @@ _LEAVES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class JSONForm:
     """Another JSON form of a type, which is `Annotated` with it.
 
     Attributes:

@@ -25,7 +25,7 @@ from .unit_roster import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class AnswerRequest:
     """A unit asked for one contribution.
 
     Attributes:
@@ -54,14 +54,14 @@ class OpenBuffer(OpenRound):
     mode: BufferedMode
     index: int
     selection: BufferedSelection
-    arrived: dict[str, Request] = field(default_factory=dict)
+    arrived: dict[str, AnswerRequest] = field(default_factory=dict)
 
     @property
     def expected(self) -> int:
         """Number of contributions that fill it."""
         return self.selection.sampling.cohort
 
-    def weight_of(self, request: Request) -> float:
+    def weight_of(self, request: AnswerRequest) -> float:
         """An answer's public weight in this release."""
         return self.selection.weight(self.index - request.index)
 
@@ -105,8 +105,8 @@ class Buffer:
     participations: Participations
     progress: Progress
     log: RunLog
-    _under_way: dict[str, Request] = field(default_factory=dict, init=False)
-    _waiting: deque[tuple[Request, Message | None]] = field(default_factory=deque, init=False)
+    _under_way: dict[str, AnswerRequest] = field(default_factory=dict, init=False)
+    _waiting: deque[tuple[AnswerRequest, Message | None]] = field(default_factory=deque, init=False)
 
     @property
     def under_way(self) -> int:
@@ -174,7 +174,7 @@ class Buffer:
         lifetime = self.lifetime(timeout)
         deadline = clock.now() + lifetime
         requests = [
-            Request(
+            AnswerRequest(
                 unit=unit,
                 name=name,
                 index=current.index,
@@ -193,7 +193,7 @@ class Buffer:
                 else:  # it could not be stored: its unit will never answer
                     self._waiting.append((request, None))
 
-    def _take(self, grid: Grid, room: int) -> list[tuple[Request, Message | None]]:
+    def _take(self, grid: Grid, room: int) -> list[tuple[AnswerRequest, Message | None]]:
         """At most `room` answers, in order of arrival."""
         for ids in batches(list(self._under_way)):
             if len(self._waiting) >= room:

@@ -56,7 +56,7 @@ from .round_evaluation import RoundEvaluation, in_words
 from .round_loop import LoopOptions, RoundLoop, Start
 from .secure import SecureSums, secure_sums_of
 from .server_optimizer import ServerOptimizer
-from .unit_roster import Roster, Unit, nodes_of
+from .unit_roster import Unit, UnitRoster, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -93,7 +93,7 @@ class PrivateLoop(RoundLoop):
         super().__init__(
             optimizer,
             options,
-            roster=Roster(
+            roster=UnitRoster(
                 plan.num_clients,
                 units_per_node=plan.hosting.distinct_units_per_node,
                 may_grow=roster_may_grow,

@@ -47,7 +47,7 @@ from .run_log import RunLog
 from .selection import Draw, Selection
 from .server_optimizer import ServerOptimizer
 from .training_progress import Progress
-from .unit_roster import Roster, Unit, by_node, nodes_of
+from .unit_roster import Unit, UnitRoster, by_node, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -122,7 +122,7 @@ class RoundLoop(ABC):
         optimizer: ServerOptimizer,
         options: LoopOptions,
         *,
-        roster: Roster,
+        roster: UnitRoster,
         participations: Participations,
         contribution_check: ContributionCheck | None,
         cohorts_are_visible: bool,

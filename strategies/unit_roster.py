@@ -83,7 +83,7 @@ class DeclaredNodes:
         return sorted([node for node in self._connected if node in connected][: self.most])
 
 
-class Roster:
+class UnitRoster:
     """Nodes that may take part: all that connect, or the first as many as declared."""
 
     def __init__(

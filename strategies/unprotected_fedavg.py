@@ -30,7 +30,7 @@ from .round_strategy import RoundStrategy
 from .run_log import log_record_promise
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
-from .unit_roster import Roster
+from .unit_roster import UnitRoster
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -43,7 +43,7 @@ class UnprotectedLoop(RoundLoop):
         super().__init__(
             optimizer,
             options,
-            roster=Roster(timeout=options.roster_timeout),
+            roster=UnitRoster(timeout=options.roster_timeout),
             participations=Participations(),
             contribution_check=ContributionCheck(None),
             cohorts_are_visible=True,

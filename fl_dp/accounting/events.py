@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
-from fl_dp.codec import Form, encode, known_kind
+from fl_dp.codec import JSONForm, encode, known_kind
 from fl_dp.mechanisms.mechanism_events import (
     Checked,
     GaussianEvent,
@@ -205,6 +205,6 @@ def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
 
 
 FrozenHistory: TypeAlias = Annotated[
-    tuple[tuple[PrivacyEvent, int], ...], Form(write=history_to_list, read=history_from_list)
+    tuple[tuple[PrivacyEvent, int], ...], JSONForm(write=history_to_list, read=history_from_list)
 ]
 """A history with equal events merged, in one fixed order: the key of caches."""

@@ -44,7 +44,7 @@ _ACCUSATION = 1e-6  # of the verdict, over all attacks and rates
 _MODELS = 16
 
 
-class Unit(StrEnum):
+class CandidateUnit(StrEnum):
     """Candidates of the attack: records, or whole clients."""
 
     RECORD = "record"
@@ -54,7 +54,7 @@ class Unit(StrEnum):
 def membership(
     overrides: Overrides = None,
     unit: Annotated[
-        Unit | None,
+        CandidateUnit | None,
         typer.Option("--unit", help="Whom to look for; by default whom the settings protect."),
     ] = None,
     models: Annotated[
@@ -118,13 +118,13 @@ def membership(
         )
 
 
-def _unit_of(job: Job, asked: Unit | None) -> str:
+def _unit_of(job: Job, asked: CandidateUnit | None) -> str:
     if asked is not None:
         return str(asked)
     settings = job.settings
     if settings.protects_records_alone or settings.privacy.unit == "record":
-        return str(Unit.RECORD)
-    return str(Unit.CLIENT)
+        return str(CandidateUnit.RECORD)
+    return str(CandidateUnit.CLIENT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from fl_dp.app.overrides import ConfigError
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS, KEYS
-from fl_dp.app.settings.promises import PROMISES, Promise
+from fl_dp.app.settings.promises import PROMISES, PromiseOption
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.clipped import RuleClippedPlan
@@ -166,7 +166,7 @@ def test_dp_sgd_stands_beside_a_kind_where_its_promise_says_so(mode: str) -> Non
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
 def test_what_a_promise_has_not_is_refused_and_no_advice_trusts_somebody_more(
-    promise: type[Promise],
+    promise: type[PromiseOption],
 ) -> None:
     """Another promise is named as another one: who needs it has to choose it."""
     mode = promise.option

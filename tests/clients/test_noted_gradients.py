@@ -26,7 +26,7 @@ from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, clipped
 from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.noted_gradients import Factors, NotedGradient
-from fl_dp.clients.per_record.noted_layers import Linear, Use
+from fl_dp.clients.per_record.noted_layers import LayerUse, Linear
 from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.clients.per_record.single_records import SingleRecords
 
@@ -479,10 +479,10 @@ def test_a_norm_is_never_short_of_what_is_added() -> None:
     x[:, 0] += 1e-2 * torch.randn(300, 4)
     gradient = torch.ones(300, 6, 3)
     gradient[:, ::2] += 1e-7 * torch.randn(300, 3, 3)
-    use = Use(Linear(torch.zeros(3, 4)), x, gradient)
+    use = LayerUse(Linear(torch.zeros(3, 4)), x, gradient)
     noted = Factors([use]).squared_norms().sqrt()
     rows = range(300)
-    alone = [Factors([Use(use.layer, x[[row]], gradient[[row]])]) for row in rows]
+    alone = [Factors([LayerUse(use.layer, x[[row]], gradient[[row]])]) for row in rows]
     one = torch.ones(1, dtype=torch.float64)
     added = torch.stack([factors.weighted(one, None).norm() for factors in alone])
     assert bool((added <= noted).all())
@@ -545,10 +545,10 @@ def test_no_record_s_gradient_of_a_large_weight_is_made() -> None:
 
 
 def test_no_pass_s_notes_wait_for_python_s_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses: list[weakref.ref[Use[Any]]] = []
+    uses: list[weakref.ref[LayerUse[Any]]] = []
     add = NotedGradient.add
 
-    def added(gradient: NotedGradient, use: Use[Any]) -> None:
+    def added(gradient: NotedGradient, use: LayerUse[Any]) -> None:
         uses.append(weakref.ref(use))
         add(gradient, use)
 

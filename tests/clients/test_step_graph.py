@@ -20,7 +20,7 @@ from fl_dp.clients.cohort import LocalTraining, UnitData, graph_check, step_grap
 from fl_dp.clients.cohort.cohort_optimizers import keeps_no_count
 from fl_dp.clients.cohort.graph_check import capture_for, is_right
 from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
-from fl_dp.clients.cohort.loss_of_rows import Form
+from fl_dp.clients.cohort.loss_of_rows import CohortForm
 from fl_dp.clients.cohort.made_up_step import tried_step
 from fl_dp.clients.cohort.model_entries import Entries
 from fl_dp.clients.cohort.step_graph import RepeatedStep
@@ -123,7 +123,7 @@ def cohort(
         optimizer=optimizer,
         batch_size=4,
     )
-    form = Form.of(UNITS[0], training)
+    form = CohortForm.of(UNITS[0], training)
     tried = tried_step(model, form, training, images, any_size=True)
     return CohortTraining(
         model=model,

@@ -34,7 +34,7 @@ _PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class ClusterMember:
     """A machine of a cluster.
 
     Attributes:
@@ -65,7 +65,7 @@ class Cluster:
     """
 
     address: str
-    members: tuple[Member, ...]
+    members: tuple[ClusterMember, ...]
     has_token: bool
 
     @property
@@ -118,7 +118,7 @@ def cluster_at(asked: str) -> Cluster:
         result = {"error": " ".join(answer.stderr.split()[-40:])}
     if "error" in result:
         raise ValueError(f"the Ray cluster {address} can't be joined: {result['error']}")
-    members = tuple(Member(**member) for member in result["members"])
+    members = tuple(ClusterMember(**member) for member in result["members"])
     return Cluster(address=address, members=members, has_token=has_token)
 
 
@@ -211,10 +211,10 @@ def join(address: str) -> None:
         raise ValueError(reason) from error
 
 
-def members() -> list[Member]:
+def members() -> list[ClusterMember]:
     """Machines of the cluster that this process has joined."""
     return [
-        Member(
+        ClusterMember(
             host=str(node["NodeManagerAddress"]),
             cpus=float(node["Resources"].get("CPU", 0.0)),
             gpus=float(node["Resources"].get("GPU", 0.0)),

@@ -46,7 +46,7 @@ class OneProcess:
         """Set what to run, as `engines.engine`."""
         self._app = app or App()
         self._more_nodes = more_nodes
-        self._waiting: _Player | None = None
+        self._waiting: _AppProcess | None = None
 
     def __enter__(self) -> Self:
         """Start the first process.
@@ -55,7 +55,7 @@ class OneProcess:
             LaunchError: PyTorch is not installed.
         """
         require_torch()
-        self._waiting = _Player(self._app, num_gpus=0.0)
+        self._waiting = _AppProcess(self._app, num_gpus=0.0)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,15 +85,15 @@ class OneProcess:
         finally:
             player.stop()
 
-    def _player(self, num_gpus: float) -> _Player:
+    def _player(self, num_gpus: float) -> _AppProcess:
         """The waiting process; a new one if there is none, or GPUs are needed."""
         if self._waiting is None or num_gpus > 0:
-            return _Player(self._app, num_gpus=num_gpus)
+            return _AppProcess(self._app, num_gpus=num_gpus)
         player, self._waiting = self._waiting, None
         return player
 
 
-class _Player:
+class _AppProcess:
     """A process that imports the apps, then waits for its training."""
 
     def __init__(self, app: App, *, num_gpus: float) -> None:

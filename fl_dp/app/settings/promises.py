@@ -91,7 +91,7 @@ def record_roster(
     return {"num_records": records, "max_records": most}
 
 
-class Promise(Option):
+class PromiseOption(Option):
     """The promise.
 
     Attributes:
@@ -129,8 +129,8 @@ _RELATION = made_by(Plan, neighboring_relation=key())
 _SEED = made_by(randomness, insecure_seed=key(tracked=False))
 
 
-def _promise(name: str, fitting: Fitting, *makers: MadeBy, **own: Any) -> type[Promise]:
-    made = option("privacy", name, *makers, base=Promise, chosen_by="mode", **own)
+def _promise(name: str, fitting: Fitting, *makers: MadeBy, **own: Any) -> type[PromiseOption]:
+    made = option("privacy", name, *makers, base=PromiseOption, chosen_by="mode", **own)
     made.fitting = fitting
     return made
 
@@ -141,7 +141,7 @@ def _planned(
     plan: str | None = None,
     statistics: tuple[str, ...] = (),
     **keys: KeyRule,
-) -> type[Promise]:
+) -> type[PromiseOption]:
     """Return the promise that a kind of plan fulfils, with its own fields among `keys`.
 
     The kind is called like the promise, unless `plan` names it.
@@ -167,7 +167,7 @@ def _planned(
     return _promise(name, fitting_of(kind, *statistics), *makers, **of_kind)
 
 
-PROMISES: dict[str, type[Promise]] = {
+PROMISES: dict[str, type[PromiseOption]] = {
     made.option: made
     for made in (
         _planned("central", unit=key(), statistics=("statistic.query", "statistic.law")),

@@ -10,10 +10,10 @@ from fl_dp.option_errors import IncompatibleOptions
 
 from .fitting import GROUPS, KEYS
 from .option import Option
-from .promises import PROMISES, Promise
+from .promises import PROMISES, PromiseOption
 
 
-def require_fitting(privacy: Promise, settings: Any) -> None:
+def require_fitting(privacy: PromiseOption, settings: Any) -> None:
     """Refuse an option or a key that a promise does not allow.
 
     Raises:
@@ -41,7 +41,11 @@ def _value(settings: Any, key: str) -> Any:
 
 
 def _error(
-    privacy: Promise, option: str, value: Any, having: Sequence[type[Promise]], instead: str
+    privacy: PromiseOption,
+    option: str,
+    value: Any,
+    having: Sequence[type[PromiseOption]],
+    instead: str,
 ) -> IncompatibleOptions:
     """Return the error; it advises only promises that trust nobody more, and names others."""
     promised = [other for other in having if other.option != "none"]
@@ -55,7 +59,7 @@ def _error(
     return IncompatibleOptions(text, option=option)
 
 
-def _is_alike(other: type[Promise], privacy: Promise) -> bool:
+def _is_alike(other: type[PromiseOption], privacy: PromiseOption) -> bool:
     """Tell whether another promise trusts nobody more and protects the same unit."""
     if privacy.option == "none":
         return True

@@ -18,7 +18,7 @@ from .features import FeaturesSettings
 from .optimizers import CLIENT, SERVER_OPTIMIZERS
 from .option import Option
 from .options import OPTIONS, option_of, with_values
-from .promises import PROMISES, Promise
+from .promises import PROMISES, PromiseOption
 from .recovery import RecoverySettings
 from .released import MetricsSettings
 from .required_fitting import require_fitting
@@ -68,7 +68,7 @@ class Settings:
     task: TaskSettings = field(default_factory=TaskSettings)
     features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    privacy: Promise = field(default_factory=PROMISES["central"])
+    privacy: PromiseOption = field(default_factory=PROMISES["central"])
     dp_sgd: DPSGDOption = field(default_factory=DP_SGD["off"])
     clipping: Option = field(default_factory=CLIPPINGS["fixed"])
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
@@ -124,7 +124,7 @@ class Settings:
         return self.dp_sgd.enabled
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> PromiseOption:
         """The promise to each client.
 
         Raises:

@@ -18,7 +18,7 @@ from .mask_coins import MaskCoins
 
 
 @dataclass(frozen=True)
-class Form:
+class CohortForm:
     """What clients of one cohort have in common: a record's features and label, rows of a step."""
 
     features: tuple[torch.dtype, tuple[int, ...]]
@@ -26,7 +26,7 @@ class Form:
     width: int
 
     @classmethod
-    def of(cls, unit: UnitData, training: LocalTraining) -> Form:
+    def of(cls, unit: UnitData, training: LocalTraining) -> CohortForm:
         """The form of one client's step, which depends on its own data alone."""
         features, labels = (
             (tensor.dtype, tuple(tensor.shape[1:])) for tensor in (unit.features, unit.labels)
@@ -51,7 +51,7 @@ class LossOfRows:
         self,
         model: nn.Module,
         loss: LossFn,
-        form: Form,
+        form: CohortForm,
         images: ImageLayers,
         coins: MaskCoins | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from fl_dp.model_modes import set_training_mode
 from .cohort_size import FEWEST_ROWS, units_at_once
 from .image_layers import ImageLayers
 from .local_training import LocalTraining
-from .loss_of_rows import Form, LossOfRows
+from .loss_of_rows import CohortForm, LossOfRows
 from .model_entries import Entries
 
 _COPIES = 4  # of a unit's parameters: its row, the gradient, and what layers copy
@@ -39,7 +39,12 @@ class Tried:
 
 
 def tried_step(
-    model: nn.Module, form: Form, training: LocalTraining, images: ImageLayers, *, any_size: bool
+    model: nn.Module,
+    form: CohortForm,
+    training: LocalTraining,
+    images: ImageLayers,
+    *,
+    any_size: bool,
 ) -> Tried:
     """Take a step of one client with made-up records.
 

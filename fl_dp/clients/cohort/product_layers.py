@@ -43,7 +43,7 @@ def _conv2d(
     steps = _steps(weight, stride, padding, dilation)
     if x.dim() != 4 or groups != 1 or steps is None:
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    apply: Callable[..., Tensor] = _Together.apply
+    apply: Callable[..., Tensor] = _ProductTogether.apply
     with own_rules_of_the_package():
         y = apply(steps, x, weight)
     return y if bias is None else y + bias[:, None, None]
@@ -67,7 +67,7 @@ def _pair(value: Any) -> _Pair:
     return first, others[0] if others else first
 
 
-class _Together(torch.autograd.Function):
+class _ProductTogether(torch.autograd.Function):
     """Leaves `torch.vmap`, where all models are one tensor."""
 
     @staticmethod

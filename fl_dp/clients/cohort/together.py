@@ -36,7 +36,7 @@ from .cohort_size import free_bytes, units_at_once
 from .graph_check import capture_for
 from .image_layers import ImageLayers, image_layers
 from .local_training import LocalTraining, UnitData
-from .loss_of_rows import Form
+from .loss_of_rows import CohortForm
 from .made_up_step import OneByOne, tried_step
 from .model_entries import Entries
 from .trained_rows import CohortTraining
@@ -79,7 +79,7 @@ def train_units(
         raise ValueError(f"at_once is {at_once}; write at least 1, or None")
     entries = Entries(model, names)
     images = images or image_layers(entries.device)
-    of_form: dict[Form, list[int]] = defaultdict(list)
+    of_form: dict[CohortForm, list[int]] = defaultdict(list)
     empty = []
     for index, unit in enumerate(units):
         if len(unit.labels) != len(unit.features):
@@ -87,7 +87,7 @@ def train_units(
         if not len(unit.labels):
             empty.append(index)
         else:
-            of_form[Form.of(unit, training)].append(index)
+            of_form[CohortForm.of(unit, training)].append(index)
     if empty:
         yield empty, entries.first.expand(len(empty), -1)
     for form, alike in of_form.items():

@@ -16,7 +16,7 @@ from .cohort_optimizers import first_rows, optimizer_of, step
 from .cohort_size import filled_up
 from .image_layers import ImageLayers
 from .local_training import LocalTraining, UnitData
-from .loss_of_rows import Form, LossOfRows
+from .loss_of_rows import CohortForm, LossOfRows
 from .mask_coins import MaskCoins
 from .model_entries import Entries
 from .step_graph import FEWEST_REPLAYS, Capture, captured
@@ -36,7 +36,7 @@ class CohortTraining:
     """
 
     model: nn.Module
-    form: Form
+    form: CohortForm
     training: LocalTraining
     entries: Entries
     images: ImageLayers
@@ -103,7 +103,7 @@ def _batches(
     units: Sequence[UnitData],
     counts: Sequence[int],
     steps: Sequence[int],
-    form: Form,
+    form: CohortForm,
     training: LocalTraining,
 ) -> tuple[Tensor, Tensor]:
     """The rows of each step and their weights in the mean, `(steps, clients, width)`.

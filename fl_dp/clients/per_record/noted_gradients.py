@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .clipped_gradients import WIDE, Clip, rounded_up, squared_norms, weighted
 from .exact_products import exact_products
-from .noted_layers import Convolution, Linear, Table, Use
+from .noted_layers import Convolution, EmbeddingTable, LayerUse, Linear
 
 _BYTES = {"cpu": 8 << 20}
 _BYTES_ELSEWHERE = 1 << 30
@@ -42,10 +42,10 @@ class NotedGradient:
 
     def __init__(self) -> None:
         """Begin without a use."""
-        self._uses: list[Use[Any]] = []
+        self._uses: list[LayerUse[Any]] = []
         self._samples: list[Tensor] = []
 
-    def add(self, use: Use[Any] | Tensor) -> None:
+    def add(self, use: LayerUse[Any] | Tensor) -> None:
         """Add a use, or each record's gradient; factors are kept only where they are needed."""
         if isinstance(use, Tensor):
             self._samples.append(use)
@@ -75,16 +75,16 @@ class NotedGradient:
 class Factors:
     """Factors of one weight's gradients: of dense positions, and of rows of a table."""
 
-    def __init__(self, uses: Sequence[Use[Any]]) -> None:
+    def __init__(self, uses: Sequence[LayerUse[Any]]) -> None:
         """Take all uses of a weight, at least one."""
         self._weight = uses[0].layer.weight
-        self._dense: list[Use[Linear | Convolution]] = []
+        self._dense: list[LayerUse[Linear | Convolution]] = []
         tables = []
         for use in uses:
-            if isinstance(use.layer, Table):
+            if isinstance(use.layer, EmbeddingTable):
                 tables.append(use.layer.rows(use.inputs, use.gradient))
             else:
-                self._dense.append(Use(use.layer, use.inputs, use.gradient))
+                self._dense.append(LayerUse(use.layer, use.inputs, use.gradient))
         self._rows, self._added = None, None
         if tables:
             self._rows = torch.cat([rows for rows, _ in tables], 1)
@@ -118,7 +118,7 @@ class Factors:
         """The float64 sum of the `finite` records' scaled gradients; None: of all."""
         dense = self._dense
         if finite is not None:
-            dense = [Use(use.layer, use.inputs[finite], use.gradient[finite]) for use in dense]
+            dense = [LayerUse(use.layer, use.inputs[finite], use.gradient[finite]) for use in dense]
         weight = self._weight
         total = torch.zeros(len(weight), weight[0].numel(), dtype=WIDE, device=weight.device)
         for records, inputs, gradient in _positions(dense, WIDE):
@@ -204,7 +204,7 @@ def _blocks(samples: Mapping[Name, Tensor]) -> list[tuple[list[Name], Tensor]]:
     return blocks
 
 
-def _is_direct(uses: Sequence[Use[Any]]) -> bool:
+def _is_direct(uses: Sequence[LayerUse[Any]]) -> bool:
     """Tell whether gradients take less work than inner products, and not much more memory."""
     weight: Tensor = uses[0].layer.weight
     height, width = len(weight), weight[0].numel()
@@ -212,7 +212,7 @@ def _is_direct(uses: Sequence[Use[Any]]) -> bool:
     for use in uses:
         if isinstance(use.layer, Convolution) and not use.layer.has_positions:
             return True
-        of_table = isinstance(use.layer, Table)
+        of_table = isinstance(use.layer, EmbeddingTable)
         if of_table and height > use.inputs[0].numel():
             return False
         positions += use.gradient[0].numel() // (width if of_table else height)
@@ -221,7 +221,7 @@ def _is_direct(uses: Sequence[Use[Any]]) -> bool:
     return height * width <= min(quicker * positions * (height + width), _LARGER * given)
 
 
-def _samples(uses: Sequence[Use[Any]]) -> Tensor:
+def _samples(uses: Sequence[LayerUse[Any]]) -> Tensor:
     """Each record's gradient, `(n, *shape)`."""
     apart = [use for use in uses if _goes_apart(use)]
     samples = [_samples_of_one(use) for use in apart]
@@ -233,15 +233,15 @@ def _samples(uses: Sequence[Use[Any]]) -> Tensor:
     return reduce(torch.add, samples)
 
 
-def _goes_apart(use: Use[Any]) -> bool:
+def _goes_apart(use: LayerUse[Any]) -> bool:
     """Tell whether a gradient is no product of positions, or is quicker made in another way."""
     if isinstance(use.layer, Convolution):
         return use.layer.goes_by_groups(use.gradient)
-    return isinstance(use.layer, Table)
+    return isinstance(use.layer, EmbeddingTable)
 
 
-def _samples_of_one(use: Use[Any]) -> Tensor:
-    layer: Convolution | Table = use.layer
+def _samples_of_one(use: LayerUse[Any]) -> Tensor:
+    layer: Convolution | EmbeddingTable = use.layer
     gradient = use.gradient.to(_wide(use))
     if isinstance(layer, Convolution):
         return layer.samples(use.inputs.to(gradient.dtype), gradient)
@@ -253,12 +253,12 @@ def _samples_of_one(use: Use[Any]) -> Tensor:
     return table.view(count, height, -1)
 
 
-def _wide(use: Use[Any]) -> torch.dtype:
+def _wide(use: LayerUse[Any]) -> torch.dtype:
     return torch.promote_types(use.gradient.dtype, torch.float32)
 
 
 def _positions(
-    uses: Sequence[Use[Linear | Convolution]], dtype: torch.dtype
+    uses: Sequence[LayerUse[Linear | Convolution]], dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield a few records at a time, their inputs and output gradients side by side.
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from .recurrent_steps import RECURRENT, stepwise
 
-Note: TypeAlias = "Callable[[str, Use[Any] | Tensor], None]"
+Note: TypeAlias = "Callable[[str, LayerUse[Any] | Tensor], None]"
 """Takes a weight's name and a use of it; of a bias each record's gradient, `(n, out)`."""
 _LARGE = 128  # pixels of an image
 
@@ -173,7 +173,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class EmbeddingTable:
     """Inputs are numbers of rows, `(n, ...)`; the row `skipped` has no gradient."""
 
     weight: Tensor
@@ -201,11 +201,11 @@ class Table:
         return rows, added
 
 
-Kind = TypeVar("Kind", Linear | Convolution, Linear | Convolution | Table)
+Kind = TypeVar("Kind", Linear | Convolution, Linear | Convolution | EmbeddingTable)
 
 
 @dataclass(frozen=True, eq=False)
-class Use(Generic[Kind]):
+class LayerUse(Generic[Kind]):
     """One use of a weight: the factors of all records' gradients, records first."""
 
     layer: Kind
@@ -285,7 +285,7 @@ class NotedLayers(TorchFunctionMode):
             layer = replace(layer, bias=bias.detach().to(layer.weight.dtype))
 
         def note(below: Tensor, gradient: Tensor) -> None:
-            self._note(name, Use(layer, below.detach(), gradient.detach()))
+            self._note(name, LayerUse(layer, below.detach(), gradient.detach()))
             if of_bias is not None:
                 self._note(of_bias, layer.of_bias(gradient.detach()))
 
@@ -410,7 +410,7 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse or input.is_floating_point():
         return None
     skipped = None if padding_idx is None else padding_idx % len(weight)
-    return Table(weight.detach(), skipped), input, None
+    return EmbeddingTable(weight.detach(), skipped), input, None
 
 
 _LAYERS: dict[Any, Callable[..., _Read | None]] = {

@@ -38,7 +38,7 @@ from .clipped_gradients import (
 from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import Factors
-from .noted_layers import Linear, Table, Use
+from .noted_layers import EmbeddingTable, LayerUse, Linear
 from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -248,7 +248,7 @@ class _Noted:
 
     def __init__(self, module: nn.Linear | nn.Embedding, inputs: Tensor, backprops: Tensor) -> None:
         self._module = module
-        layer: Linear | Table
+        layer: Linear | EmbeddingTable
         self._bias: nn.Parameter | None = None
         if isinstance(module, nn.Linear):
             layer = Linear(module.weight.detach())
@@ -256,8 +256,8 @@ class _Noted:
                 self._bias = module.bias
                 self._b = backprops.reshape(len(backprops), -1, backprops.shape[-1]).to(WIDE)
         else:
-            layer = Table(module.weight.detach(), module.padding_idx)
-        self._factors = Factors([Use(layer, inputs, backprops)])
+            layer = EmbeddingTable(module.weight.detach(), module.padding_idx)
+        self._factors = Factors([LayerUse(layer, inputs, backprops)])
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the squared norms, float64 `(n,)`."""

@@ -25,7 +25,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
-class Rows(NamedTuple):
+class ReadRows(NamedTuple):
     """All rows of a file.
 
     Attributes:
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     labels: list[str | None]
 
 
-def csv_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
+def csv_rows(file: Path, columns: Sequence[str], label: str) -> ReadRows:
     """Read a CSV file line by line; its first line names the columns.
 
     Raises:
@@ -50,19 +50,19 @@ def csv_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
         names = csv_header(file).names
     except ValueError as error:  # its text tells only of the first line
         logger.error("%s", error)
-        return Rows(x, labels)
+        return ReadRows(x, labels)
     if not _has(file, names, [*columns, label]):
-        return Rows(x, labels)
+        return ReadRows(x, labels)
     indices, label_index = [names.index(name) for name in columns], names.index(label)
     for row, line in enumerate(lines):
         cells = _cells(line)
         if cells is not None and len(cells) == len(names):
             x[row] = [_number(cells[index]) for index in indices]
             labels[row] = cells[label_index]
-    return Rows(x, labels)
+    return ReadRows(x, labels)
 
 
-def parquet_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
+def parquet_rows(file: Path, columns: Sequence[str], label: str) -> ReadRows:
     """Read the columns of a Parquet file.
 
     Raises:
@@ -74,13 +74,13 @@ def parquet_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
     written = table.schema_arrow.names
     names = [plain_name(name) for name in written]
     if not _has(file, names, [*columns, label]):
-        return Rows(np.full((rows, len(columns)), np.nan), [None] * rows)
+        return ReadRows(np.full((rows, len(columns)), np.nan), [None] * rows)
     as_written = dict(zip(names, written, strict=True))
     read = table.read(columns=[as_written[name] for name in (*columns, label)])
     cells = {name: read.column(as_written[name]).to_pylist() for name in (*columns, label)}
     x = np.array([[_number(value) for value in cells[name]] for name in columns]).T
     labels = [_text(value) for value in cells[label]]
-    return Rows(x.reshape(rows, len(columns)), labels)
+    return ReadRows(x.reshape(rows, len(columns)), labels)
 
 
 class Header(NamedTuple):

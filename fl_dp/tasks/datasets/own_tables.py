@@ -35,7 +35,7 @@ from fl_dp.tasks.datasets.own_data import (
     require_scale_of,
     splits_to_read,
 )
-from fl_dp.tasks.datasets.own_rows import Rows, csv_header, csv_rows, parquet_rows
+from fl_dp.tasks.datasets.own_rows import ReadRows, csv_header, csv_rows, parquet_rows
 
 TYPES = ("number", "integer", "truth")
 """Types of a column: any number, a whole one, 0 or 1."""
@@ -236,7 +236,7 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     label, is_of_numbers = data_format.label_column, data_format.label_range is not None
     numbers = [*columns, label] if is_of_numbers else columns
     reader = csv_rows if task == "csv" else parquet_rows
-    read: Rows = reader(file, numbers, label)
+    read: ReadRows = reader(file, numbers, label)
     number = numbers_by_label(data_format.classes or ())
     classes = []
     for text in read.labels:

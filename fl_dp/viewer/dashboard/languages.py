@@ -22,7 +22,7 @@ FALLBACK = "en"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class LanguageTexts:
     """One language: `code` for HTML's `lang`, and texts by key; braces name values."""
 
     code: str
@@ -116,14 +116,16 @@ class Words:
 
 
 @cache
-def languages() -> dict[str, Words]:
+def languages() -> dict[str, LanguageTexts]:
     """Each language by its code, English first."""
     texts = {file.stem: _read(file) for file in sorted(_FOLDER.glob("*.json"))}
     codes = [FALLBACK, *(code for code in texts if code != FALLBACK)]
-    return {code: Words(code=code, texts={**texts[FALLBACK], **texts[code]}) for code in codes}
+    return {
+        code: LanguageTexts(code=code, texts={**texts[FALLBACK], **texts[code]}) for code in codes
+    }
 
 
-def language_for(chosen: str | None, accepted: str) -> Words:
+def language_for(chosen: str | None, accepted: str) -> LanguageTexts:
     """A reader's language: the chosen code, else from the browser's `Accept-Language`."""
     by_code = languages()
     if chosen in by_code:

@@ -36,7 +36,7 @@ from fl_dp.viewer.jinja import environment
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
 from .gauges import MOST_FOUND, Gauges
 from .guard import LOGIN, Guard, address_of, session_of, too_many
-from .languages import Words, language_for, languages
+from .languages import LanguageTexts, language_for, languages
 from .live import MOST_STREAMS, LiveRuns
 from .shown_runs import (
     MOST_COMPARED,
@@ -544,7 +544,7 @@ def _kind(request: Request) -> Kind:
     return KINDS.get(request.query_params.get("kind", ""), TRAINING)
 
 
-def _words(request: Request) -> Words:
+def _words(request: Request) -> LanguageTexts:
     chosen = request.query_params.get("lang") or request.cookies.get(_LANGUAGE_COOKIE)
     return language_for(chosen, request.headers.get("accept-language", ""))
 

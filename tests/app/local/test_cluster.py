@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local import cluster, cluster_grid
 from fl_dp.app.local.auto_hosting import hosted
-from fl_dp.app.local.cluster import Cluster, Member, code_digest, own_address
+from fl_dp.app.local.cluster import Cluster, ClusterMember, code_digest, own_address
 from fl_dp.app.local.cluster_grid import ClusterGrid, Work, Worker
 from fl_dp.app.local.devices import WORKER_MEMORY, busy_workers
 from fl_dp.app.local.processes import descendants
@@ -35,7 +35,10 @@ from fl_dp.protocol.flower_compat import ErrorCode
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 TWO = Cluster(
     address="10.0.0.1:6379",
-    members=(Member(host="10.0.0.1", cpus=4, gpus=1), Member(host="10.0.0.2", cpus=2, gpus=0)),
+    members=(
+        ClusterMember(host="10.0.0.1", cpus=4, gpus=1),
+        ClusterMember(host="10.0.0.2", cpus=2, gpus=0),
+    ),
     has_token=False,
 )
 
@@ -113,7 +116,9 @@ def test_a_round_is_one_message_for_each_processor_of_the_cluster() -> None:
     )
     assert settings.simulation.engine == "cluster"
     assert settings.simulation.num_nodes(600) == 6
-    many = Cluster(address="a:1", members=(Member(host="a", cpus=400, gpus=0),), has_token=True)
+    many = Cluster(
+        address="a:1", members=(ClusterMember(host="a", cpus=400, gpus=0),), has_token=True
+    )
     assert busy_workers(settings.simulation, many.machine) == 400
     assert many.caution is None and "runs programs as you" in str(TWO.caution)
     assert "2 machines: 10.0.0.1 (4 CPUs), 10.0.0.2 (2 CPUs)" in TWO.summary
@@ -259,8 +264,8 @@ def test_each_worker_asks_for_its_resources_on_any_machine(ray: PlayedRay) -> No
     grid_of()
     assert len(ray.workers) == 4 + 5 + 6
     # A share is of one GPU: what is left of two is no third one.
-    assert Member(host="a", cpus=8, gpus=2).worker_slots(0.6) == 2
-    assert Member(host="a", cpus=8, gpus=4).worker_slots(2.0) == 2
+    assert ClusterMember(host="a", cpus=8, gpus=2).worker_slots(0.6) == 2
+    assert ClusterMember(host="a", cpus=8, gpus=4).worker_slots(2.0) == 2
 
 
 def test_nodes_answer_and_remember_from_message_to_message(ray: PlayedRay) -> None:

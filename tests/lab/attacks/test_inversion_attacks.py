@@ -17,7 +17,7 @@ from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import AnalyticInversion
 from fl_dp.lab.attacks.inversion.experiment import changed
-from fl_dp.lab.attacks.inversion.inversion_attack import Attack, LocalTraining
+from fl_dp.lab.attacks.inversion.inversion_attack import Attack, KnownTraining
 from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients
 from fl_dp.lab.attacks.inversion.threats import NoisyUpdate, RawUpdate, ReleasedModel
 from fl_dp.mechanisms import SecureRandom
@@ -59,7 +59,7 @@ def test_an_image_is_recovered_and_clipping_alone_protects_nothing(attack: Attac
 
 
 def test_several_known_local_steps_are_unrolled() -> None:
-    truth, training = images([7]), LocalTraining(learning_rate=0.1, epochs=3)
+    truth, training = images([7]), KnownTraining(learning_rate=0.1, epochs=3)
     seen = RawUpdate(training=training).observe(network(), [truth], seed=0)
     made = attacked(InvertingGradients(steps=150, restarts=1), seen)
     assert decibels(made, truth)[0] >= 25.0
@@ -101,7 +101,7 @@ def test_noise_that_stops_the_search_can_have_an_epsilon_that_says_nothing() -> 
 # What resists without any noise.
 
 
-def recovered_by_search(model: nn.Module, rows: list[int], training: LocalTraining) -> float:
+def recovered_by_search(model: nn.Module, rows: list[int], training: KnownTraining) -> float:
     truth = images(rows)
     seen = RawUpdate(training=training).observe(model, [truth], seed=0)
     made = attacked(InvertingGradients(steps=150, restarts=1), seen)

@@ -10,7 +10,7 @@ from attacked_images import ONE_STEP, images, network
 from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import recovered_labels
-from fl_dp.lab.attacks.inversion.inversion_attack import Observation
+from fl_dp.lab.attacks.inversion.inversion_attack import RoundObservation
 from fl_dp.lab.attacks.inversion.threats import RawUpdate
 
 RAW = RawUpdate(training=ONE_STEP)
@@ -52,5 +52,5 @@ def test_an_update_of_zero_names_as_many_labels_as_there_are_records() -> None:
     model = network()
     size = sum(each.numel() for each in model.parameters())
     nothing = torch.zeros(size, dtype=torch.float64)
-    seen = Observation(model=model, update=nothing, training=ONE_STEP, records=3)
+    seen = RoundObservation(model=model, update=nothing, training=ONE_STEP, records=3)
     assert len(recovered_labels(seen)) == 3

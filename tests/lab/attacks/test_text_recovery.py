@@ -12,7 +12,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.lab.attacks.inversion.experiment import Recovery
 from fl_dp.lab.attacks.inversion.inversion_attack import (
     ClientRecords,
-    LocalTraining,
+    KnownTraining,
     PixelRange,
     Recovered,
 )
@@ -29,7 +29,7 @@ from fl_dp.tasks.models import build_model
 pytest.importorskip("transformers", reason="model=transformer needs fl-dp[transformers]")
 
 TEXT = "to be, or not to be: that is"
-STEP = LocalTraining(learning_rate=0.1)
+STEP = KnownTraining(learning_rate=0.1)
 
 
 def tokens_of(text: str) -> torch.Tensor:

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.nn import functional
 
-from fl_dp.lab.attacks.inversion.inversion_attack import ClientRecords, LocalTraining, Observation
+from fl_dp.lab.attacks.inversion.inversion_attack import (
+    ClientRecords,
+    KnownTraining,
+    RoundObservation,
+)
 from fl_dp.lab.attacks.inversion.threats import (
     DPSGDUpdate,
     NoisyUpdate,
@@ -33,7 +37,7 @@ def clients(count: int = 4) -> list[ClientRecords]:
     return [images([row]) for row in range(count)]
 
 
-def update(seen: Observation) -> NDArray[np.float64]:
+def update(seen: RoundObservation) -> NDArray[np.float64]:
     found: NDArray[np.float64] = seen.update.numpy()
     return found
 
@@ -65,7 +69,7 @@ def test_a_raw_update_of_one_step_is_the_gradient() -> None:
 
 
 def test_a_threat_trains_as_clients_do_and_changes_neither_model_nor_global_randomness() -> None:
-    model, training = network(), LocalTraining(learning_rate=0.1, epochs=3, batch_size=2)
+    model, training = network(), KnownTraining(learning_rate=0.1, epochs=3, batch_size=2)
     before = [each.clone() for each in model.parameters()]
     state = torch.random.get_rng_state()
     threat = RawUpdate(training=training)
@@ -147,7 +151,7 @@ def test_a_release_of_noise_multiplier_1_costs_epsilon_4_377(
 
 
 def test_every_step_of_dp_sgd_is_charged() -> None:
-    training = LocalTraining(learning_rate=0.1, epochs=4)
+    training = KnownTraining(learning_rate=0.1, epochs=4)
     four = DPSGDUpdate(training=training, clipping_norm=1.0, noise_multiplier=2.0)
     one = DPSGDUpdate(training=ONE_STEP, clipping_norm=1.0, noise_multiplier=1.0)
     assert four.epsilon(DELTA) == pytest.approx(one.epsilon(DELTA), rel=1e-6)

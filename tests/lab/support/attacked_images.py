@@ -10,15 +10,15 @@ from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
 from fl_dp.lab.attacks.inversion.inversion_attack import (
     Attack,
     ClientRecords,
-    LocalTraining,
-    Observation,
+    KnownTraining,
     PixelRange,
     Recovered,
+    RoundObservation,
 )
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.models import build_model
 
-ONE_STEP = LocalTraining(learning_rate=0.1)
+ONE_STEP = KnownTraining(learning_rate=0.1)
 DIGITS = PixelRange((-0.3,), (0.7,))
 
 
@@ -39,7 +39,7 @@ def network(name: str = "mlp", dataset: Dataset | None = None, *, hidden: int = 
 
 
 def attacked(
-    attack: Attack, seen: Observation, pixels: PixelRange = DIGITS, shape: tuple[int, ...] = ()
+    attack: Attack, seen: RoundObservation, pixels: PixelRange = DIGITS, shape: tuple[int, ...] = ()
 ) -> Recovered:
     """Return what an attack makes of one observation."""
     [made] = attack.recover([seen], input_shape=shape or (1, 8, 8), pixels=pixels, seed=0)

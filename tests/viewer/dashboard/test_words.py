@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fl_dp.viewer.dashboard
-from fl_dp.viewer.dashboard.languages import Words, language_for, languages
+from fl_dp.viewer.dashboard.languages import LanguageTexts, language_for, languages
 
 HOME = Path(fl_dp.viewer.dashboard.__file__).parent
 FILES = sorted((HOME / "words").glob("*.json"))
@@ -62,7 +62,7 @@ def test_the_language_is_the_chosen_one_or_the_browser_s(
     assert language_for(chosen, accepted).code == code
 
 
-def words(code: str) -> Words:
+def words(code: str) -> LanguageTexts:
     return languages()[code]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .inversion_attack import Attack, Observation, PixelRange, Recovered
+from .inversion_attack import Attack, PixelRange, Recovered, RoundObservation
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AnalyticInversion(Attack):
 
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
@@ -49,7 +49,7 @@ class AnalyticInversion(Attack):
 
 
 def _inverted(
-    observation: Observation, input_shape: tuple[int, ...], pixels: PixelRange
+    observation: RoundObservation, input_shape: tuple[int, ...], pixels: PixelRange
 ) -> Recovered:
     name = first_linear(observation.model)
     parts = observation.parts()
@@ -86,7 +86,7 @@ def first_linear(model: nn.Module) -> str:
     )
 
 
-def recovered_labels(observation: Observation) -> Tensor:
+def recovered_labels(observation: RoundObservation) -> Tensor:
     """The likeliest labels, int64 `(records,)`, in increasing order.
 
     The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record
@@ -119,7 +119,7 @@ def num_classes(model: nn.Module) -> int:
     return _last_linear(model)[1].out_features
 
 
-def _towards_each_class(observation: Observation) -> Tensor:
+def _towards_each_class(observation: RoundObservation) -> Tensor:
     """Return how far the update moves towards each class, `(classes,)`."""
     name, _ = _last_linear(observation.model)
     parts = observation.parts()

@@ -27,7 +27,7 @@ from fl_dp.tasks.models import build_model
 
 from .analytic import first_linear
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
-from .inversion_attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
+from .inversion_attack import Attack, ClientRecords, KnownTraining, PixelRange, Recovered
 from .recovery_results import CellResult
 from .registry import ATTACKS, ON_TOKENS
 from .threats import (
@@ -238,7 +238,7 @@ class Recovery:
     def _threat(self, cell: RecoveryCell) -> ThreatModel:
         settings, cohort = self.settings, self.options.cohort
         rate, norm = settings.client.learning_rate, settings.clipping.norm
-        training = LocalTraining(learning_rate=rate, epochs=cell.epochs)
+        training = KnownTraining(learning_rate=rate, epochs=cell.epochs)
         noise: dict[str, Any] = {
             "training": training,
             "clipping_norm": norm,

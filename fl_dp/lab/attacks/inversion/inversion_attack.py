@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class KnownTraining:
     """A client's plain SGD of one round, which the adversary knows.
 
     Attributes:
@@ -67,7 +67,7 @@ class ClientRecords:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Observation:
+class RoundObservation:
     """The adversary's observation of one round, as an update of the public model.
 
     Attributes:
@@ -82,7 +82,7 @@ class Observation:
 
     model: nn.Module
     update: Tensor
-    training: LocalTraining
+    training: KnownTraining
     records: int
     clipping_norm: float | None = None
 
@@ -161,7 +161,7 @@ class Attack(ABC):
     @abstractmethod
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
@@ -177,7 +177,7 @@ class Attack(ABC):
         """
 
 
-def require_alike(observations: Sequence[Observation]) -> Observation:
+def require_alike(observations: Sequence[RoundObservation]) -> RoundObservation:
     """Return the first observation, after a check that all share what is public.
 
     Raises:

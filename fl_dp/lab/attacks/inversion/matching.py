@@ -22,10 +22,10 @@ from torch.nn import functional
 from .analytic import num_classes, recovered_labels
 from .inversion_attack import (
     Attack,
-    LocalTraining,
-    Observation,
+    KnownTraining,
     PixelRange,
     Recovered,
+    RoundObservation,
     require_alike,
 )
 
@@ -51,7 +51,7 @@ class DeepLeakage(Attack):
 
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
@@ -74,7 +74,7 @@ class DeepLeakage(Attack):
 
     def _search(
         self,
-        observation: Observation,
+        observation: RoundObservation,
         simulated: SimulatedUpdate,
         shape: tuple[int, ...],
         pixels: PixelRange,
@@ -125,7 +125,7 @@ class InvertingGradients(Attack):
 
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
@@ -188,7 +188,7 @@ class SimulatedUpdate:
     takes the given order, and the model in evaluation mode.
     """
 
-    def __init__(self, model: nn.Module, training: LocalTraining) -> None:
+    def __init__(self, model: nn.Module, training: KnownTraining) -> None:
         """Take the public values of a model with logits `(n, classes)`; it is not changed."""
         self._model = model
         self._training = training

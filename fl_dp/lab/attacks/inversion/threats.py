@@ -35,7 +35,7 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .inversion_attack import ClientRecords, LocalTraining, Observation, flat_parameters
+from .inversion_attack import ClientRecords, KnownTraining, RoundObservation, flat_parameters
 
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
 Updates: TypeAlias = list[NDArray[np.float64]]
@@ -71,7 +71,7 @@ class ThreatModel(ABC):
         training: Training of each client.
     """
 
-    training: LocalTraining
+    training: KnownTraining
     unit: ClassVar[str] = "one client"
 
     def observe(
@@ -81,7 +81,7 @@ class ThreatModel(ABC):
         *,
         seed: int,
         rng: SecureRandom | None = None,
-    ) -> Observation:
+    ) -> RoundObservation:
         """Train each client from the public model, and return what the adversary sees.
 
         The public model is on the CPU and not changed; the attacked client is the first. `seed` is
@@ -102,7 +102,7 @@ class ThreatModel(ABC):
             for index, records in enumerate(taken)
         ]
         view = self.view(updates, taken, random)
-        return Observation(
+        return RoundObservation(
             model=model,
             update=torch.from_numpy(view.update),
             training=self.training,

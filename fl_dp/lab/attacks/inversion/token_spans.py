@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.models.transformer import Transformer
 
-from .inversion_attack import Attack, Observation, PixelRange, Recovered, require_alike
+from .inversion_attack import Attack, PixelRange, Recovered, RoundObservation, require_alike
 
 # Linear layers of a block that read its input, and the norm before each.
 _READERS = {
@@ -50,7 +50,7 @@ class TokenSpans(Attack):
 
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
@@ -69,7 +69,7 @@ class TokenSpans(Attack):
             )
         return [self._recovered(model, observed, *input_shape) for observed in observations]
 
-    def _recovered(self, model: Transformer, observed: Observation, length: int) -> Recovered:
+    def _recovered(self, model: Transformer, observed: RoundObservation, length: int) -> Recovered:
         rows, num_tokens = embedding_rows(observed), observed.records * length
         candidates = occurring(rows)
         readers = []
@@ -155,7 +155,7 @@ class _Beginning(NamedTuple):
     explained: list[Tensor]
 
 
-def embedding_rows(observation: Observation) -> Tensor:
+def embedding_rows(observation: RoundObservation) -> Tensor:
     """The squared length of each token's embedding update, `(vocabulary,)`."""
     return observation.parts()["body.embed_in.weight"].square().sum(1)
 
@@ -168,7 +168,7 @@ def occurring(rows: Tensor) -> Tensor:
     return tokens if len(tokens) else rows.argmax()[None]
 
 
-def _readers(model: Transformer, observation: Observation, tokens: int) -> list[_Reader]:
+def _readers(model: Transformer, observation: RoundObservation, tokens: int) -> list[_Reader]:
     parts = observation.parts()
     readers = []
     for layer, block in enumerate(model.body.layers):
