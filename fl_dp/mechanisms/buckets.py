@@ -11,7 +11,6 @@ offset, those between toss the coin. More bits decide the few open cases.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .randomness import CHUNK, SecureRandom
+from .threads import WorkArrays
 
 BUCKETS_A_SCALE = 5
 """A bucket is a power of two, between 2^-6 and 2^-5 of the law's scale."""
@@ -34,17 +34,7 @@ SLOT_BITS = 14
 REST_BITS = np.uint64(64 - SLOT_BITS)
 
 
-class _Work(threading.local):
-    """Work arrays of one thread: fresh memory per chunk costs more than the draws."""
-
-    def __init__(self) -> None:
-        self.words = np.empty(CHUNK + 2, dtype=np.uint64)
-        self.slot = np.empty(CHUNK, dtype=np.int64)
-        self.sure_below = np.empty(CHUNK, dtype=np.uint64)
-        self.unsure = np.empty(CHUNK, dtype=np.bool_)
-
-
-_work = _Work()
+_work = WorkArrays(4, CHUNK + 2)  # the cipher needs room for two words more
 
 
 class Buckets:
@@ -99,45 +89,62 @@ class Buckets:
         # margin covers the rounding of that least ratio. Where the bucket is open, none is.
         sure_below = (self.cap * least * (1 - 1e-9) * 2.0**self.coin_bits).astype(np.uint64)
         self.sure_below = np.where(self.torn, np.uint64(0), sure_below[bucket] << shift)
+        self._unsure_from = begin | self.sure_below  # the same of the whole word
 
-    def propose(
-        self, count: int, rng: SecureRandom, odds: Odds
-    ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Proposals, at most `CHUNK`, and the rejected ones' indices, ascending."""
-        words = rng.words(count, room=_work.words)
-        slot, sure_below = _work.slot[:count], _work.sure_below[:count]
-        bits = slot.view(np.uint64)
-        np.right_shift(words, REST_BITS, out=bits)
-        value = self.slot_low.take(slot, mode="clip")
-        self.sure_below.take(slot, mode="clip", out=sure_below)
-        np.bitwise_and(words, self.coin, out=bits)
-        unsure = np.flatnonzero(np.greater_equal(bits, sure_below, out=_work.unsure[:count]))
-        np.bitwise_and(words, self.offset, out=bits)
-        value += slot
-        words = words[unsure]
+    def propose(self, out: NDArray[np.int64], rng: SecureRandom, odds: Odds) -> NDArray[np.intp]:
+        """Fill `out` with proposals, and return the rejected ones' indices, ascending.
+
+        A rejected one's place says nothing of the accepted values: fill it with another draw.
+        """
+        open_draws, open_words = [], []
+        for start in range(0, out.size, CHUNK):
+            value = out[start : start + CHUNK]
+            room, *others = (array.view(np.uint64) for array in _work.first(value.size + 2))
+            bits, unsure_from, coins = (other[: value.size] for other in others)
+            words, slot = rng.words(value.size, room=room), bits.view(np.int64)
+            np.right_shift(words, REST_BITS, out=bits)
+            self.slot_low.take(slot, mode="clip", out=value)
+            self._unsure_from.take(slot, mode="clip", out=unsure_from)
+            unsure = coins.view(np.bool_)[: value.size]
+            np.greater_equal(words, unsure_from, out=unsure)
+            if self.offset:
+                np.bitwise_and(words, self.offset, out=bits)
+                value += slot
+            draws = np.flatnonzero(unsure)
+            open_words.append(words[draws])
+            open_draws.append(draws + start)
+        if not open_draws:
+            return np.empty(0, dtype=np.intp)
+        # All together: there are few, and each call of NumPy's costs as much as hundreds of them.
+        return self._decide(out, np.concatenate(open_draws), np.concatenate(open_words), rng, odds)
+
+    def _decide(
+        self,
+        out: NDArray[np.int64],
+        draws: NDArray[np.intp],
+        words: NDArray[np.uint64],
+        rng: SecureRandom,
+        odds: Odds,
+    ) -> NDArray[np.intp]:
+        """Propose the open draws by more bits than their words, and return the rejected ones."""
         slot = (words >> REST_BITS).view(np.int64)
         bucket = self.bucket[slot]
         torn = np.flatnonzero(self.torn[slot])
         if torn.size:
             upper = words[torn] >> REST_BITS << REST_BITS
-            bucket[torn] = self._bucket_at(upper | rng.words(torn.size) >> np.uint64(SLOT_BITS))
+            position = upper | rng.words(torn.size) >> np.uint64(SLOT_BITS)
+            first = bucket[torn]
+            first += position >= self.ends[first]
+            # Few slots have three buckets; after the last one no end is left.
+            farther = np.flatnonzero(position >= self.ends.take(first, mode="clip"))
+            first[farther] = self._bucket_at(position[farther])
+            bucket[torn] = first
         candidates = self.low[bucket] + (words & self.offset).view(np.int64)
-        value[unsure] = candidates
+        out[draws] = candidates
         # The same coin with 53 more bits: it was at least `sure_below`, and that has to count.
         coin = ((words & self.coin) >> self.coin_shift).astype(np.float64)
-        fine = (coin + rng.uniforms(unsure.size)) * 2.0**-self.coin_bits
-        accepted = fine < self.cap[bucket] * odds(candidates, bucket, unsure)
-        return value, unsure[~accepted]
-
-    def draw(self, count: int, rng: SecureRandom, odds: Odds) -> NDArray[np.int64]:
-        """The accepted ones of `count` proposals, in an order without information."""
-        value, rejected = self.propose(count, rng, odds)
-        accepted = count - rejected.size
-        # Gaps are filled from the end: their positions say nothing of the accepted values.
-        value[rejected[rejected < accepted]] = np.delete(
-            value[accepted:], rejected[rejected >= accepted] - accepted
-        )
-        return value[:accepted]
+        fine = (coin + rng.uniforms(draws.size)) * 2.0**-self.coin_bits
+        return draws[fine >= self.cap[bucket] * odds(candidates, bucket, draws)]
 
     def _bucket_at(self, position: NDArray[np.uint64]) -> NDArray[np.intp]:
         """The bucket that holds a position of 2^64."""

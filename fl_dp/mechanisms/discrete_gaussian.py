@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .buckets import Buckets, Odds, width_bits
 from .grid import IntegerLaw
-from .randomness import CHUNK, SecureRandom
+from .randomness import PART, SecureRandom
 
 TAIL = 12.5
 """Largest draw in standard deviations: the rest has mass below 2^-116."""
@@ -80,9 +80,8 @@ class DiscreteGaussian(IntegerLaw):
                 f"centres must be finite and below {NO_FRACTIONS:.3g} grid steps: clip them"
             )
         out = np.empty(centres.size, dtype=np.int64)
-        rng.in_parts(
-            centres.size, lambda part, stream: self._around(centres[part], out[part], stream)
-        )
+        for start in range(0, out.size, PART):
+            self._around(centres[start : start + PART], out[start : start + PART], rng)
         return out
 
     def _around(
@@ -90,24 +89,18 @@ class DiscreteGaussian(IntegerLaw):
     ) -> None:
         """Draw one value for each centre into `out`."""
         table = self._off_centre
-        rejected = [np.empty(0, dtype=np.intp)]
-        for start in range(0, centres.size, CHUNK):
-            part = centres[start : start + CHUNK]
-            nearest = np.rint(part)
-            # The difference is exact: both are multiples of the last place of the centre.
-            odds = table.around(part - nearest)
-            value, missing = table.buckets.propose(part.size, rng, odds)
-            np.add(nearest, value, out=out[start : start + CHUNK], casting="unsafe")
-            rejected.append(start + missing)
-        remaining = np.concatenate(rejected)
-        if remaining.size:  # each for its own centre: a few per cent, then a few per cent of those
-            drawn = np.empty(remaining.size, dtype=np.int64)
-            self._around(centres[remaining], drawn, rng)
-            out[remaining] = drawn
+        nearest = np.rint(centres)
+        # The difference is exact: both are multiples of the last place of the centre.
+        rejected = table.buckets.propose(out, rng, table.around(centres - nearest))
+        np.add(nearest, out, out=out, casting="unsafe")
+        if rejected.size:  # each for its own centre: a few per cent, then a few per cent of those
+            drawn = np.empty(rejected.size, dtype=np.int64)
+            self._around(centres[rejected], drawn, rng)
+            out[rejected] = drawn
 
-    def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return the accepted ones."""
-        return self.centred.buckets.draw(count, rng, self.centred.centred)
+    def _propose(self, out: NDArray[np.int64], rng: SecureRandom) -> NDArray[np.intp]:
+        """Fill `out` with proposals and return the rejected ones' indices."""
+        return self.centred.buckets.propose(out, rng, self.centred.centred)
 
 
 @lru_cache(maxsize=16)

@@ -20,7 +20,7 @@ from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
 from .mechanism_events import MechanismEvent
-from .randomness import CHUNK, SecureRandom
+from .randomness import CHUNK, PART, SecureRandom
 from .threads import in_blocks
 
 NOISE_BITS = 30
@@ -46,20 +46,23 @@ class IntegerLaw(ABC):
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """`count` independent draws, shape `(count,)`."""
         out = np.empty(count, dtype=np.int64)
-        rng.in_parts(count, lambda part, stream: self._fill(out[part], stream))
+        for start in range(0, count, PART):
+            self.fill(out[start : start + PART], rng)
         return out
 
-    def _fill(self, out: NDArray[np.int64], rng: SecureRandom) -> None:
-        filled = 0
-        while filled < out.size:
-            missing = out.size - filled
-            draws = self._propose(min(CHUNK, missing), rng)[:missing]
-            out[filled : filled + draws.size] = draws
-            filled += draws.size
+    def fill(self, out: NDArray[np.int64], rng: SecureRandom) -> None:
+        """Fill `out`, of at most `PART` places, with independent draws."""
+        rejected = self._propose(out, rng)
+        while rejected.size:
+            # An eighth more than needed: a second round of a few draws would cost as much.
+            spare = np.empty(rejected.size + rejected.size // 8 + 8, dtype=np.int64)
+            accepted = np.delete(spare, self._propose(spare, rng))[: rejected.size]
+            out[rejected[: accepted.size]] = accepted
+            rejected = rejected[accepted.size :]
 
     @abstractmethod
-    def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return the accepted ones."""
+    def _propose(self, out: NDArray[np.int64], rng: SecureRandom) -> NDArray[np.intp]:
+        """Fill `out` with proposals and return the rejected ones' indices, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,14 @@ from fl_dp.option_errors import OptionError, require_positive
 from .clipping import Norm, clip_by_norm
 from .laplace import DiscreteLaplace
 from .mechanism_events import ZcdpEvent
-from .randomness import CHUNK, SecureRandom
+from .randomness import CHUNK, PART, SecureRandom
+from .threads import WorkArrays
 
 _MAX_LEVELS = 1 << 20
 _SMALLEST_STEP = 2.0**-16  # log-odds between neighbours: below it, rounding would show
 _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the gain is x / sinh(x)
+_PIECES = 1024  # of the grid, where it has fewer cells: their table stays in the fastest cache
+_work, _laplace_work = WorkArrays(4, CHUNK + 2), WorkArrays(1, PART)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,68 +158,88 @@ class GridExponentialMechanism(Arguments):
             One of `points / gain` per coordinate, float64 in the update's units and shape.
         """
         clipped = clip_by_norm(update, self.clipping_norm)
-        flat = clipped.reshape(-1)
-        # Never in place: a flat view of some arrays is a copy, and the plain vector would be left.
-        drawn = np.empty(flat.size, dtype=np.float64)
+        flat = clipped.reshape(-1)  # a copy of some arrays: then that is what is sent
         sent = self.points / self.gain
+        sent = np.concatenate([sent, sent[:0:-1]])  # see `_draw`
+        for start in range(0, flat.size, PART):
+            part = flat[start : start + PART]
+            (memory,) = _laplace_work.first(part.size)
+            laplace = memory.view(np.int64)
+            _geometric(self._step).fill(laplace, rng)
+            for begin in range(0, part.size, CHUNK):
+                chunk = slice(begin, begin + CHUNK)
+                # Drawn points take their coordinates' places.
+                drawn = self._draw(part[chunk], laplace[chunk], rng)
+                sent.take(drawn, out=part[chunk], mode="clip")
+        return flat.reshape(clipped.shape)
 
-        def draw(part: slice, stream: SecureRandom) -> None:
-            coordinates, out = flat[part], drawn[part]
-            for start in range(0, out.size, CHUNK):
-                chunk = slice(start, start + CHUNK)
-                indices = self._draw(coordinates[chunk], stream).astype(np.intp)
-                sent.take(indices, out=out[chunk], mode="clip")
-
-        rng.in_parts(flat.size, draw)
-        return drawn.reshape(clipped.shape)
-
-    def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
-        """A grid point's index for each coordinate.
+    def _draw(
+        self, coordinates: NDArray[np.float64], laplace: NDArray[np.int64], rng: SecureRandom
+    ) -> NDArray[np.intp]:
+        """A grid point for each coordinate, given as many draws of `_geometric`.
 
         From the grid point just left of a coordinate, a geometric series runs to the left end;
         from the one just right, another runs to the right end. A coin weighted by their masses
         picks the side. Position `k` of a series of `n` has probability proportional to
         `exp(-step k)`: it is `k modulo n` of an endless geometric.
+
+        Returns:
+            A left series' point by its index, the `k`-th point from the right end of a right
+            series as `levels + k`.
         """
-        last = float(self.levels - 1)
-        position = coordinates / self._spacing
-        position += 0.5 * last
-        np.clip(position, 0.0, last, out=position)
-        left = np.minimum(np.floor(position), last - 1.0)
-        position -= left
-        position *= 2.0
-        position -= 1.0
-        position *= self._step
-        right_log_odds = self._right_log_odds.take(left.astype(np.intp), mode="clip")
-        right_log_odds += position
-        # From here on in the memory that is there: fresh memory costs more than the arithmetic.
-        rarer = np.abs(right_log_odds)
-        np.exp(np.negative(rarer, out=rarer), out=rarer)
-        rarer /= np.add(rarer, 1.0, out=position)
-        # The coin's rarer side is the one whose probability has to be right however small it is.
-        goes_right = rng.coins(rarer)
-        goes_right ^= right_log_odds >= 0.0
-        # 0, 1, 2, ... of the symmetric law and -1, -2, -3, ... fall alike: both are the geometric.
-        away = _geometric(self._step).sample(left.size, rng)
-        np.bitwise_xor(away, np.right_shift(away, 63, out=position.view(np.int64)), out=away)
-        # Whole numbers below 2^53: every step of the remainder is exact. A product with 0 or 1 in
-        # place of `np.where` takes a third of the time.
-        steps, right, series, rounds = position, rarer, right_log_odds, away.view(np.float64)
-        steps[...], right[...] = away, goes_right
-        np.multiply(left, -2.0, out=series)
-        series += last - 1.0
-        series *= right
-        series += left
-        series += 1.0
-        np.floor(np.divide(steps, series, out=rounds), out=rounds)
+        count, last = coordinates.size, float(self.levels - 1)
+        room, *others = _work.first(count + 2)  # the cipher needs room for two words more
+        position, head, spare = (other[:count] for other in others)
+        a_cell = 2.0**self._piece_bits
+        np.divide(coordinates, self._spacing / a_cell, out=position)
+        position += 0.5 * last * a_cell
+        np.clip(position, 0.0, math.nextafter(last * a_cell, 0.0), out=position)
+        pieces = spare.view(np.intp)
+        pieces[...] = position
+        words, beyond = rng.words(count, room=room.view(np.uint64)), head.view(np.uint64)
+        below, most_open = self._sure_words
+        below.take(pieces, out=beyond, mode="clip")
+        goes_right = np.less(words, beyond)
+        np.subtract(words, beyond, out=beyond)
+        open_draws = np.flatnonzero(np.less_equal(beyond, most_open))
+        if open_draws.size:
+            goes_right[open_draws] = self._goes_right(
+                position[open_draws], pieces[open_draws], words[open_draws], rng
+            )
+        # Halves below 2^52: every step from here on is exact. The arrays are used again under other
+        # names, as they are all the cache holds.
+        drawn, series, steps = room[:count], head, position
+        np.multiply(goes_right, last + 1.0, out=drawn)
+        np.add(np.right_shift(pieces, self._piece_bits, out=pieces), 1.0, out=series)
+        series -= drawn
+        np.abs(series, out=series)
+        # 0, 1, 2, ... of the symmetric law and -1, -2, -3, ... fall alike: both are geometric.
+        np.add(laplace, 0.5, out=steps)  # the geometric and a half, which the last line drops
+        np.abs(steps, out=steps)
+        rounds = np.divide(steps, series, out=spare)
+        np.floor(rounds, out=rounds)
         rounds *= series
         steps -= rounds
-        left += right
-        right *= 2.0
-        right -= 1.0
-        right *= steps
-        left += right
-        return left
+        series -= steps
+        drawn += series
+        indices = spare.view(np.intp)
+        indices[...] = drawn
+        return indices
+
+    def _goes_right(
+        self,
+        position: NDArray[np.float64],
+        pieces: NDArray[np.intp],
+        words: NDArray[np.uint64],
+        rng: SecureRandom,
+    ) -> NDArray[np.bool_]:
+        """Whether each word, of 2^64, is below the right series' probability."""
+        log_odds = self._right_log_odds[pieces] + self._rise * (position - pieces)
+        right_likelier = log_odds >= 0.0
+        # The rarer side is the one whose probability has to be right however small it is.
+        rarer = np.exp(-np.abs(log_odds))
+        rarer /= rarer + 1.0
+        return rng.coins(rarer, np.where(right_likelier, ~words, words)) ^ right_likelier
 
     @property
     def _reach(self) -> float:
@@ -242,13 +265,41 @@ class GridExponentialMechanism(Arguments):
         law: NDArray[np.float64] = np.exp(self.log_probabilities(0.0))
         return law
 
+    @property
+    def _piece_bits(self) -> int:
+        """Cells between grid points have 2^this pieces: in one, probabilities differ little."""
+        return max((_PIECES // (self.levels - 1)).bit_length() - 1, 0)
+
+    @property
+    def _rise(self) -> float:
+        """Rise of the right series' log-odds over one piece."""
+        return 2.0 * self._step / 2.0**self._piece_bits
+
     @cached_property
     def _right_log_odds(self) -> NDArray[np.float64]:
-        """Log of the right series' mass over the left's, per cell, from their heads on."""
+        """Log of the right series' mass over the left's at each piece's left end."""
         # The mass of k terms is (1 - e^(-step k)) / (1 - e^-step); expm1 keeps small steps precise.
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
-        log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
+        of_cells = log_mass[::-1] - log_mass - self._step
+        log_odds: NDArray[np.float64] = np.add.outer(
+            of_cells, self._rise * np.arange(2.0**self._piece_bits)
+        ).reshape(-1)
         return log_odds
+
+    @cached_property
+    def _sure_words(self) -> tuple[NDArray[np.uint64], np.uint64]:
+        """Below which words all of a piece's coordinates go right, and how many more are open.
+
+        All coordinates go left from the last open one on. The margin covers the rounding of a
+        coordinate's own probability. Only the 53 upper bits count: `coins` wants the others fresh.
+        """
+        least, most = (
+            2.0**53 * np.exp(-np.logaddexp(0.0, -self._right_log_odds - rise))
+            for rise in (0.0, self._rise)
+        )
+        below = (least * (1.0 - 1e-9)).astype(np.uint64)
+        open_words = int((np.ceil(most * (1.0 + 1e-9)) - below).max()) << 11
+        return below << np.uint64(11), np.uint64(min(open_words, 1 << 64) - 1)
 
 
 @lru_cache(maxsize=8)  # a table costs more than a short vector's draws

@@ -26,7 +26,7 @@ from .grid import GridMechanism, IntegerLaw
 from .mechanism_events import LaplaceEvent
 from .randomness import SecureRandom
 
-_REACH = 12.0  # scales that the table covers: one draw in 160,000 is beyond
+_REACH = 16.0  # scales that the table covers: one draw in 9 million is beyond
 
 
 class DiscreteLaplace(IntegerLaw):
@@ -61,17 +61,17 @@ class DiscreteLaplace(IntegerLaw):
         self._buckets = Buckets(mass, least, first=-reach - 1, width_bits=bits)
         self._end = reach << bits
 
-    def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Propose `count` values and return the accepted ones."""
-        value = self._buckets.draw(count, rng, self._odds)
-        if value.size and (value.max() >= self._end or value.min() < -self._end):
+    def _propose(self, out: NDArray[np.int64], rng: SecureRandom) -> NDArray[np.intp]:
+        """Fill `out` with proposals and return the rejected ones' indices."""
+        rejected = self._buckets.propose(out, rng, self._odds)
+        if out.size and (out.max() >= self._end or out.min() < -self._end):
             for far, inner in (
-                (np.flatnonzero(value >= self._end), self._end),
-                (np.flatnonzero(value < -self._end), -self._end - 1),
+                (np.flatnonzero(out >= self._end), self._end),
+                (np.flatnonzero(out < -self._end), -self._end - 1),
             ):
                 # Without memory: beyond an end the law is as beyond 0.
-                value[far] = inner + np.sign(inner) * self._magnitudes(far.size, rng)
-        return value
+                out[far] = inner + np.sign(inner) * self._magnitudes(far.size, rng)
+        return rejected
 
     def _odds(
         self, value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]

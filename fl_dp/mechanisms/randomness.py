@@ -24,20 +24,19 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-from .threads import share
-
 CHUNK = 1 << 15
 """Number of draws at a time: the work arrays stay in the cache."""
 
+PART = 4 * CHUNK
+"""Number of draws whose rare cases are drawn together: a call for a few costs as for hundreds."""
+
 _LN_2 = float(np.log(2.0))
-_PART = 1 << 17  # draws of one thread at a time
 _LONGEST_RUN = 1000  # 2^-1000 is still a normal float64, and no run is ever that long
 _ZEROS = memoryview(bytes(8 * CHUNK))  # what is enciphered, by the chunk
 _MANTISSA = np.uint64((1 << 52) - 1)
@@ -120,32 +119,22 @@ class SecureRandom:
         """
         return bytearray(self.words(4).tobytes() if self._insecure else _fresh_key())
 
-    def in_parts(self, size: int, draw: Callable[[slice, SecureRandom], None]) -> None:
-        """Let threads draw a vector's parts, each from its own stream.
-
-        `draw` gets a part's slice and stream. A short vector is one part, drawn from this stream.
-        """
-        if size <= _PART:
-            draw(slice(0, size), self)
-            return
-        # Branched here and in order: which thread draws a part makes no difference.
-        parts = [(slice(i, min(i + _PART, size)), self.branch()) for i in range(0, size, _PART)]
-        share(len(parts), lambda index: draw(*parts[index]))
-
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """`count` uniforms in the open interval (0, 1), on the grid of odd / 2^53."""
         # 53 bits and a half would round up to 1 at the top.
         return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
-    def coins(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def coins(
+        self, probabilities: NDArray[np.float64], words: NDArray[np.uint64] | None = None
+    ) -> NDArray[np.bool_]:
         """One coin per probability in [0, 1], true with exactly that probability.
 
-        A uniform is read 53 bits at a time until it differs from the probability.
+        A uniform is read 53 bits at a time until it differs from the probability. The first ones
+        are the upper bits of `words`, or of fresh ones; the rest of `words` is not looked at.
         """
         scaled = probabilities * 2.0**53
         whole = scaled.astype(np.uint64)
-        read = self.words(scaled.size)
-        read >>= np.uint64(11)
+        read = (self.words(scaled.size) if words is None else words) >> np.uint64(11)
         coins: NDArray[np.bool_] = read < whole
         undecided = np.flatnonzero(read == whole)
         if undecided.size:

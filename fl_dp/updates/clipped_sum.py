@@ -19,7 +19,6 @@ host once, when it is asked for.
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -95,14 +94,7 @@ class _Summand:
         return sum(array.nbytes for array in arrays)
 
 
-class _Scratch(threading.local):
-    """A thread's block of an update: fresh memory for every block would cost more than the sums."""
-
-    def __init__(self) -> None:
-        self.update = np.empty(threads.BLOCK, dtype=np.float64)
-
-
-_scratch = _Scratch()
+_scratch = threads.WorkArrays(1, threads.BLOCK)  # for a block of an update
 
 
 class _Sum:
@@ -213,7 +205,8 @@ class _Sum:
         if len(self._blocks) > 1:
             self._waiting.append(_Summand(values, scales))
         else:  # this thread's scratch memory still has it
-            self._add_scaled(self._blocks[0], _scratch.update[: self._total.size], scales)
+            (update,) = _scratch.first(self._total.size)
+            self._add_scaled(self._blocks[0], update, scales)
 
     def _taken(self) -> list[_Summand]:
         """Updates that are still to be added, once: it may fail."""
@@ -226,7 +219,7 @@ class _Sum:
 
     def _read(self, block: _Block, values: _Values) -> NDArray[np.float64]:
         """A block of an update, in this thread's scratch memory."""
-        update = _scratch.update[: block.total.size]
+        (update,) = _scratch.first(block.total.size)
         if isinstance(values, np.ndarray):
             update[...] = values[block.stretch]
             return update

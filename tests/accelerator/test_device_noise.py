@@ -85,14 +85,16 @@ def test_the_same_words_give_the_draws_of_numpy(scale: float) -> None:
     sampler, table, buckets = DeviceGaussian(law, CPU), law.centred, law.centred.buckets
     rng = np.random.default_rng(int(scale))
     for _ in range(4):
-        words = rng.integers(0, 1 << 64, CHUNK, dtype=np.uint64)
+        words = rng.integers(0, 1 << 64, CHUNK + 5000, dtype=np.uint64)
         slot = (words >> np.uint64(50)).astype(np.int64)
         is_open = (words & buckets.coin) >= buckets.sure_below[slot]
         torn = buckets.torn[slot[is_open]]
         more = rng.integers(0, 1 << 64, (2, int(is_open.sum()) + 50), dtype=np.uint64)
         ends = [more[0, : is_open.sum()][torn]] if torn.any() else []
-        replayed: Any = Replayed([words.copy(), *ends, more[1, : is_open.sum()]])
-        expected, rejected = buckets.propose(CHUNK, replayed, table.centred)
+        chunks = [words[:CHUNK].copy(), words[CHUNK:].copy()]
+        replayed: Any = Replayed([*chunks, *ends, more[1, : is_open.sum()]])
+        expected = np.empty(words.size, np.int64)
+        rejected = buckets.propose(expected, replayed, table.centred)
         values, accepted, opened = sampler.propose(signed(words), signed(more))
         np.testing.assert_array_equal(values.numpy(), expected)
         np.testing.assert_array_equal(np.flatnonzero(~accepted.numpy()), rejected)

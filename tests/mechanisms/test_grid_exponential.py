@@ -61,6 +61,50 @@ def test_the_law_test_rejects_a_tenth_less_and_more(wrong: float) -> None:
     assert counts_p(counts, np.exp(exact_log_law(0.3, 1.0, 65))) < ALARM
 
 
+def without_table(mechanism: GridExponentialMechanism) -> GridExponentialMechanism:
+    """The same mechanism, which computes every coin's probability."""
+    all_open = np.zeros_like(mechanism._sure_words[0]), np.uint64(2**64 - 1)
+    mechanism.__dict__["_sure_words"] = all_open
+    return mechanism
+
+
+@pytest.mark.parametrize(("multiplier", "levels"), [(1e-3, 2), (0.5, 2), (1.0, 9), (3.0, 4097)])
+def test_a_coin_that_the_table_decides_falls_as_its_probability_says(
+    multiplier: float, levels: int
+) -> None:
+    update = np.random.default_rng(1).uniform(-1.1, 1.1, DRAWS)
+    update[: DRAWS // 10] = np.resize(np.linspace(-1, 1, min(levels, 1025)), DRAWS // 10)
+    by_table, by_probability = (
+        mechanism.privatize(update, SecureRandom(insecure_seed=5))
+        for mechanism in (
+            scalar_mechanism(multiplier, levels),
+            without_table(scalar_mechanism(multiplier, levels)),
+        )
+    )
+    np.testing.assert_array_equal(by_table, by_probability)
+
+
+def test_coins_by_their_probability_follow_the_softmax_and_the_test_has_power() -> None:
+    law = np.exp(exact_log_law(0.3, 1.0, 9))
+    for multiplier, right in ((1.0, True), (0.9, False), (1.1, False)):
+        counts = draw_counts(without_table(scalar_mechanism(multiplier, 9)), 0.3)
+        assert (counts_p(counts, law) > ALARM) is right
+
+
+@pytest.mark.parametrize("levels", [2, 3, 65, 5000])
+def test_the_table_decides_nearly_every_coin_and_none_that_is_open(levels: int) -> None:
+    mechanism = scalar_mechanism(2.0, levels)
+    below, most_open = (np.asarray(part).astype(object) for part in mechanism._sure_words)
+    assert int(most_open) < 2**64 // 100
+    of_cells, pieces = levels - 1, len(below) // (levels - 1)
+    for piece in {0, 1, pieces, len(below) // 2, len(below) - 1} - {len(below)}:
+        cell, within = divmod(piece, pieces)
+        for end, is_least in ((within / pieces, True), ((within + 1) / pieces, False)):
+            place = -1.0 + 2.0 * (cell + end) / of_cells
+            right = 2.0**64 * np.exp(exact_log_law(place, 0.5, levels))[cell + 1 :].sum()
+            assert below[piece] <= right if is_least else below[piece] + most_open >= right
+
+
 def test_rare_points_are_as_rare_as_they_should_be() -> None:
     # At a multiplier of 0.1 the far end has probability 2e-10; look at the last that can be seen.
     mechanism = scalar_mechanism(0.1, 129)

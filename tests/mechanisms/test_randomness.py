@@ -84,6 +84,17 @@ def test_a_coin_below_2_to_the_minus_53_is_decided_by_further_words(rate: float)
     assert stats.binomtest(int(coins.sum()), coins.size, rate).pvalue > ALARM
 
 
+def test_coins_by_words_of_the_caller_s_look_at_their_upper_53_bits_alone() -> None:
+    rates = np.full(DRAWS, 0.3)
+    words = SecureRandom().words(DRAWS)
+    by_upper = SecureRandom().coins(rates, words >> np.uint64(11) << np.uint64(11))
+    np.testing.assert_array_equal(SecureRandom().coins(rates, words), by_upper)
+    np.testing.assert_array_equal(by_upper, words * 2.0**-64 < 0.3)
+    # A tie is decided by fresh words: the lower bits stay whose they are.
+    tied = SecureRandom().coins(np.full(DRAWS, 2.0**-55), np.arange(DRAWS, dtype=np.uint64) % 2048)
+    assert stats.binomtest(int(tied.sum()), DRAWS, 0.25).pvalue > ALARM
+
+
 class ConstantRandom(SecureRandom):
     """A stream that repeats one word, for the corners."""
 

@@ -1,59 +1,17 @@
-"""Draws that threads share: as secret, as independent and as repeatable as those of one."""
+"""Threads that share work, and a stream whose draws several threads take."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
-from laws import ALARM
-from scipy import stats
 
 from fl_dp.mechanisms import SecureRandom, threads
-from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
-from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
-from fl_dp.mechanisms.laplace import DiscreteLaplace
-
-SIZE = 400_000  # four parts
-SCALE = 1.3 * 2.0**30
-CENTRES = np.linspace(-1e9, 1e9, SIZE)
-
-Draw = Callable[[SecureRandom], np.ndarray]
-
-DRAWS: dict[str, Draw] = {
-    "gaussian": lambda rng: DiscreteGaussian(SCALE).sample(SIZE, rng),
-    "gaussian around centres": lambda rng: DiscreteGaussian(SCALE).sample_around(CENTRES, rng),
-    "laplace": lambda rng: DiscreteLaplace(SCALE).sample(SIZE, rng),
-    "exponential": lambda rng: GridExponentialMechanism(
-        noise_multiplier=1.0, clipping_norm=1.0
-    ).privatize(CENTRES, rng),
-}
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_seeded_draw_does_not_depend_on_the_number_of_threads(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    for processors in (1, 2, 5):
-        monkeypatch.setattr(threads, "processors", lambda many=processors: many)
-        drawn.append(DRAWS[name](SecureRandom(insecure_seed=3)))
-    assert (drawn[1] == drawn[0]).all() and (drawn[2] == drawn[0]).all()
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_the_parts_of_a_draw_are_independent(name: str) -> None:
-    first, second = np.split(DRAWS[name](SecureRandom()) - DRAWS[name](SecureRandom()), 2)
-    lag = 1 << 17  # of one part after another
-    for one, other in ((first, second), (first[lag:], first[:-lag])):
-        correlation = np.corrcoef(one, other)[0, 1]
-        assert 2 * stats.norm.sf(abs(correlation) * one.size**0.5) > ALARM
-    assert not (first == second).all()
 
 
 def test_threads_that_draw_from_one_stream_get_its_words_once_each() -> None:
@@ -95,12 +53,14 @@ def test_a_fork_leaves_a_branch() -> None:
     os.close(write)
 
 
-def test_a_fork_draws_in_threads_of_its_own() -> None:
-    DRAWS["gaussian"](SecureRandom())  # the parent's threads are there
+def test_a_fork_shares_work_among_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "processors", lambda: 2)
+    threads.share(9, lambda index: None)  # the parent's threads are there
     child = os.fork()
     if child == 0:
-        drawn = DRAWS["gaussian"](SecureRandom())
-        os._exit(0 if drawn.size == SIZE else 1)
+        done: list[int] = []
+        threads.share(9, done.append)
+        os._exit(0 if sorted(done) == list(range(9)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
