@@ -21,8 +21,9 @@ from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fl_dp.clients.per_record import noted_gradients
+from fl_dp.clients.per_record import noted_gradients, single_records
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, clipped_sum
+from fl_dp.clients.per_record.coins_of_records import CoinsOfRecords
 from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.noted_gradients import Factors, NotedGradient
@@ -530,6 +531,23 @@ def test_a_step_of_a_narrow_resnet_takes_few_operators() -> None:
     with Kernels() as kernels:
         way.by_notes(x, y, at(1.0))
     assert kernels.count < 800
+
+
+def test_what_a_layer_notes_is_computed_outside_of_the_modes_that_watch_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = []
+
+    class Watching(CoinsOfRecords):
+        def __torch_function__(self, func: Any, *rest: Any, **options: Any) -> Any:
+            watched.append(func)
+            return super().__torch_function__(func, *rest, **options)
+
+    monkeypatch.setattr(single_records, "CoinsOfRecords", Watching)
+    noting = SingleRecords(ModuleTemplate(nn.Linear(3, 2)), LossOfEach(nn.CrossEntropyLoss()))
+    noting.by_notes(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), at(1.0))
+    assert functional.linear in watched  # of the model
+    assert Tensor.matmul not in watched  # of its gradients
 
 
 def test_no_record_s_gradient_of_a_large_weight_is_made() -> None:

@@ -9,6 +9,7 @@ not covered: code that stores records there shares them between passes.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -39,8 +40,12 @@ class ModuleTemplate:
         self._module = own_copy_of(module)
         set_training_mode(self._module)
         states = states_of(self._module)
-        parts = (part for _, _, part in states)
+        parts = [part for _, _, part in states]
         self._generators = [part for part in parts if isinstance(part, torch.Generator)]
+        # Each module has a dozen for hooks, of which `copy.deepcopy` takes each apart.
+        self._empty = [
+            part for part in parts if type(part) is OrderedDict and not (part or vars(part))
+        ]
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
@@ -72,6 +77,7 @@ class ModuleTemplate:
         copies: dict[int, Any] = {
             id(value): weights[name] for name, value in named if name in weights
         }
+        copies |= {id(empty): OrderedDict() for empty in self._empty}
         # PyTorch can't set a generator's state under `vmap`, which `copy.deepcopy` would do.
         copies |= {id(generator): generator.clone_state() for generator in self._generators}
         module: nn.Module = copy.deepcopy(self._module, copies)

@@ -229,7 +229,8 @@ def _samples(uses: Sequence[LayerUse[Any]]) -> Tensor:
         joint = [use for use in uses if not _goes_apart(use)]
         dtype = reduce(torch.promote_types, map(_wide, joint))
         parts = [gradient.mT @ inputs for _, inputs, gradient in _positions(joint, dtype)]
-        samples.append(joint[0].layer.arranged(torch.cat(parts)))
+        product = torch.cat(parts) if len(parts) > 1 else parts[0]
+        samples.append(joint[0].layer.arranged(product))
     return reduce(torch.add, samples)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
+from torch._C import DisableTorchFunction, _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -230,8 +230,9 @@ class _Noting(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (inputs, _) = gradients, ctx.saved_tensors
-        ctx.note(inputs, gradient)
-        to_inputs = ctx.layer.to_inputs(inputs, gradient) if ctx.needs_input_grad[3] else None
+        with DisableTorchFunction():  # of the model no function runs here
+            ctx.note(inputs, gradient)
+            to_inputs = ctx.layer.to_inputs(inputs, gradient) if ctx.needs_input_grad[3] else None
         return None, None, None, to_inputs
 
 
