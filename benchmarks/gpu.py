@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/gpu.py [--minutes 8] [--out results/gpu] [--device cuda]
 
-Sections come in the order of their worth, each in a process of its own (`gpu_cases.py`), which a
+Sections come in the order of their worth, each in a process of its own (`gpu_sections`), which a
 limit of its own ends:
 
 - words of ChaCha20 beside OpenSSL's, the law of noise, and its time;
@@ -14,7 +14,8 @@ limit of its own ends:
   and on the CPU of the same machine;
 - cohorts of 1,000 and of 100,000 users;
 - tests/app/test_on_devices.py;
-- pfl-research's configuration without privacy.
+- pfl-research's configuration by `train_private`, whose clients are trained together before each
+  answers, and without privacy.
 
 `rows.jsonl` in the folder `--out` gets each row as soon as it is measured. A section without
 enough time is skipped, and a row says so. `--device cpu` rehearses the script at small sizes; its
@@ -33,11 +34,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from gpu_sections.sections import SECTIONS, Section
 
 MOST_APART = 0.02
 """Largest share of units whose parameters may differ between GPU and CPU by more than rounding."""
@@ -45,37 +47,7 @@ LEAST_P = 1e-6
 """Of draws that follow their law: this many runs in one are alarmed without cause."""
 START_S = 20.0  # imports and CUDA, of each section's process
 LEAST_S = 30.0  # with fewer left, no section is begun
-CASES = Path(__file__).with_name("gpu_cases.py")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What is measured in one process.
-
-    Attributes:
-        name: In `gpu_cases.SECTIONS`.
-        most_s: Seconds after which it is ended.
-    """
-
-    name: str
-    most_s: float
-
-
-SECTIONS = (
-    Section(name="noise", most_s=45),
-    Section(name="CIFAR-10, fl-dp", most_s=50),
-    Section(name="CIFAR-10, pfl-research", most_s=50),
-    Section(name="CIFAR-10, fl-dp, Ray", most_s=75),
-    Section(name="DP-SGD, small CNN", most_s=45),
-    Section(name="DP-SGD, ResNet-18", most_s=75),
-    Section(name="DP-SGD, transformer", most_s=60),
-    Section(name="CIFAR-10, pfl-research, processes", most_s=90),
-    Section(name="units", most_s=50),
-    Section(name="users", most_s=60),
-    Section(name="tests", most_s=75),
-    Section(name="CIFAR-10, fl-dp, no privacy", most_s=50),
-    Section(name="CIFAR-10, pfl-research, no privacy", most_s=50),
-)
+FOLDER = Path(__file__).parent
 
 
 class Rows:
@@ -116,11 +88,11 @@ def measure(section: Section, rows: Rows, *, device: str, until: float) -> None:
     limit = min(section.most_s, left)
     log = rows.path.with_name(f"{section.name}.log")
     # Ray's own cluster, whose workers import these scripts.
-    paths = [str(CASES.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "RAY_ADDRESS": "local"}
     if device != "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(CASES), section.name, "--device", device]
+    command = [sys.executable, "-m", "gpu_sections", section.name, "--device", device]
     command += ["--seconds", str(max(limit - START_S, 0.0)), "--rows", str(rows.path)]
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as errors:

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -220,7 +220,8 @@ def plan_of(task: dict[str, Any]) -> CentralPlan:
 
 def units_per_node(task: dict[str, Any]) -> int:
     """All clients on one node, which sums their clipped updates; without privacy nobody sums."""
-    return task["clients"] if task["private"] else 1
+    in_one_call = task.get("engine") == "train_private"
+    return task["clients"] if task["private"] and not in_one_call else 1
 
 
 @lru_cache(maxsize=1)
@@ -246,11 +247,46 @@ def app_of(text: str) -> ClientApp:
     return numpy_client_app(units=units)
 
 
-def train_with_ours(task: dict[str, Any], pace: Pace) -> float:
-    """Train with fl-dp, in one process or by Flower's engine (`engine`); return the accuracy.
+def train_in_one_call(task: dict[str, Any], pace: Pace) -> float:
+    """Train with `train_private`; return the accuracy, NaN if the pace ended it."""
+    from flwr.app import ArrayRecord, Message, MetricRecord
+    from flwr.serverapp.strategy import FedAvg
 
-    In the engine one worker on the GPU trains them, in a process that Ray starts.
+    from fl_dp.app import train_private
+    from fl_dp.tasks.device import training_device
+
+    class Paced(FedAvg):
+        def aggregate_train(
+            self, server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            if pace.round_ended():
+                raise _LongEnough
+            return arrays, metrics
+
+    images = images_of(task["folder"], task["clients"], task["seed"])
+    with contextlib.suppress(_LongEnough):
+        trained = train_private(
+            their_cnn(task["seed"]).to(training_device()),
+            [tuple(part.cpu() for part in images.of(client)) for client in range(task["clients"])],
+            plan=plan_of(task),
+            learning_rate=LOCAL_RATE,
+            batch_size=BATCH_SIZE,
+            strategy=Paced(),
+            progress=False,
+        )
+        return images.accuracy(trained.model)
+    return math.nan
+
+
+def train_with_ours(task: dict[str, Any], pace: Pace) -> float:
+    """Train with fl-dp; return the accuracy.
+
+    `engine` is "one process" or "flower", in which one worker on the GPU trains, in a process that
+    Ray starts; or "train_private", whose clients are trained together before each answers.
     """
+    if task.get("engine") == "train_private":
+        return train_in_one_call(task, pace)
     from flwr.app import Array, ArrayRecord, Context
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp

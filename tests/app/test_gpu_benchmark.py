@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 
+from fl_dp.accelerator import chacha
+
 ROOT = Path(__file__).resolve().parents[2]
 THROUGH_RAY = {"ray", "msgpack", "jsonschema", "pyyaml", "requests"}
 PEERS = {"pfl", "multiprocess", "dill"}  # pfl-research and what it needs that we do not
@@ -53,24 +55,24 @@ def gpu() -> ModuleType:
     return importlib.import_module("gpu")
 
 
-@pytest.fixture
-def cases() -> ModuleType:
-    return importlib.import_module("gpu_cases")
+def part(name: str) -> ModuleType:
+    return importlib.import_module(f"gpu_sections.{name}")
 
 
 @pytest.fixture
-def measured(cases: ModuleType) -> Callable[..., list[Row]]:
+def measured() -> Callable[..., list[Row]]:
     """Measure a section in this process, at sizes of `--device cpu` or below."""
 
-    def rows_of(section: str, *, seconds: float = 600.0, **sizes: Any) -> list[Row]:
+    def rows_of(name: str, *, seconds: float = 600.0, **sizes: Any) -> list[Row]:
         rows: list[Row] = []
-        bench = cases.Bench(
+        bench = part("bench").Bench(
             device=torch.device("cpu"),
-            sizes=replace(cases.SMALL, **sizes),
+            sizes=replace(part("bench").SMALL, **sizes),
             until=time.monotonic() + seconds,
             write=rows.append,
         )
-        cases.SECTIONS[section](bench)
+        [section] = [one for one in part("sections").SECTIONS if one.name == name]
+        section.run(bench)
         return rows
 
     return rows_of
@@ -88,8 +90,15 @@ def test_without_a_gpu_it_fails_and_says_what_to_write(
     assert stopped.value.code  # words: exit status 1
 
 
-def test_the_command_has_every_section_that_there_is(gpu: ModuleType, cases: ModuleType) -> None:
-    assert [section.name for section in gpu.SECTIONS] == list(cases.SECTIONS)
+def test_the_command_has_a_section_of_each_kind() -> None:
+    sections = {section.name: section for section in part("sections").SECTIONS}
+    rounds = {name for name, section in sections.items() if section.function == "cifar.rounds"}
+    ours = {"CIFAR-10, fl-dp", "CIFAR-10, fl-dp, Ray", "CIFAR-10, pfl-research"}
+    assert rounds == {*ours, *(f"{name}, no privacy" for name in ours), "CIFAR-10, train_private"}
+    models = {name.removeprefix("DP-SGD, ") for name in sections if name.startswith("DP-SGD")}
+    assert models == set(part("dp_sgd").MODELS)
+    others = {"noise", "units", "users", "tests", "CIFAR-10, pfl-research, processes"}
+    assert others < sections.keys()
 
 
 # What is measured.
@@ -105,15 +114,21 @@ def test_words_and_draws_are_compared(gpu: ModuleType, measured: Callable[..., l
     assert "is not told apart" in sentence
 
 
-def test_wrong_words_are_an_error(cases: ModuleType, measured: Callable[..., list[Row]]) -> None:
-    bench = cases.Bench(
-        device=torch.device("cpu"), sizes=cases.SMALL, until=math.inf, write=lambda row: None
+def test_wrong_words_are_an_error() -> None:
+    bench = part("bench").Bench(
+        device=torch.device("cpu"),
+        sizes=part("bench").SMALL,
+        until=math.inf,
+        write=lambda row: None,
     )
     with pytest.raises(RuntimeError, match="not OpenSSL's words"):
-        cases.words(bench, lambda start, blocks: cases.chacha.by_operators(start, blocks) + 1)
+        part("noise").words(bench, lambda start, blocks: chacha.by_operators(start, blocks) + 1)
 
 
-@pytest.mark.parametrize("section", ["CIFAR-10, fl-dp", "CIFAR-10, fl-dp, no privacy", "users"])
+@pytest.mark.parametrize(
+    "section",
+    ["CIFAR-10, fl-dp", "CIFAR-10, train_private", "CIFAR-10, fl-dp, no privacy", "users"],
+)
 def test_rounds_are_timed(measured: Callable[..., list[Row]], section: str) -> None:
     rows = measured(section)
     assert len(rows) == (2 if section == "users" else 1)
@@ -143,8 +158,8 @@ def test_the_whole_command_is_rehearsed_through_ray_too(tmp_path: Path) -> None:
     subprocess.run([sys.executable, *map(str, command)], check=True, cwd=ROOT)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert not [row for row in rows if row.get("failed") or "ended" in row]
-    [through_ray] = [row for row in rows if row.get("case") == "fl-dp, with privacy, flower"]
-    assert through_ray["clients_per_s"] > 0
+    through_ray = [row for row in rows if row.get("case", "").endswith(" privacy, flower")]
+    assert len(through_ray) == 2 and all(row["clients_per_s"] > 0 for row in through_ray)
 
 
 def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]]) -> None:
@@ -169,10 +184,10 @@ def test_units_come_out_alike(gpu: ModuleType, measured: Callable[..., list[Row]
     ["small CNN", pytest.param("ResNet-18", marks=pytest.mark.nightly), "transformer"],
 )
 def test_steps_of_dp_sgd_are_taken_by_each_way(
-    cases: ModuleType, measured: Callable[..., list[Row]], model: str
+    measured: Callable[..., list[Row]], model: str
 ) -> None:
     rows = measured(f"DP-SGD, {model}")
-    assert [row["case"] for row in rows] == [f"{model}, {way}" for way in cases.WAYS]
+    assert [row["case"] for row in rows] == [f"{model}, {way}" for way in part("dp_sgd").WAYS]
     assert all(min(row["ours_s"], row["peer_s"]) > 0 for row in rows)
 
 
@@ -220,7 +235,7 @@ import importlib.metadata, re, runpy, sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-requirements, script, section, rows = sys.argv[1:]
+requirements, benchmarks, section, rows = sys.argv[1:]
 
 def named(line):
     return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", line)[0]).lower()
@@ -241,9 +256,9 @@ def is_there(name):
 
 find_spec = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *places: find_spec(name, *places) if is_there(name) else None
-sys.path.insert(0, str(Path(script).parent))
-sys.argv = [script, section, "--device", "cpu", "--seconds", "60", "--rows", rows]
-runpy.run_path(script, run_name="__main__")
+sys.path.insert(0, benchmarks)
+sys.argv = ["gpu_sections", section, "--device", "cpu", "--seconds", "60", "--rows", rows]
+runpy.run_module("gpu_sections", run_name="__main__", alter_sys=True)
 """
 
 
@@ -258,6 +273,6 @@ runpy.run_path(script, run_name="__main__")
 )
 def test_its_packages_suffice(section: str, tmp_path: Path) -> None:
     benchmarks, rows = ROOT / "benchmarks", tmp_path / "rows.jsonl"
-    given = [benchmarks / "gpu_requirements.txt", benchmarks / "gpu_cases.py", section, rows]
+    given = [benchmarks / "gpu_requirements.txt", benchmarks, section, rows]
     subprocess.run([sys.executable, "-c", ALONE, *map(str, given)], check=True, cwd=tmp_path)
     assert rows.read_text(encoding="utf-8").startswith("{")

@@ -22,7 +22,6 @@ HOOKS = ROOT / ".pre-commit-config.yaml"
 # What `make bench` leaves out, and why.
 NEEDS_MORE = {
     "gpu": "a GPU",
-    "gpu_cases": "a GPU; `gpu.py` starts it",
     "drift_correction": "an hour of Fashion-MNIST",
     "silos": "whole trainings of ten silos in many arms: hours",
     "opacus_reference": "MNIST, and an hour",
