@@ -39,7 +39,7 @@ from rich.table import Table
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonSampling
 from fl_dp.app.local.devices import Machine, num_workers
-from fl_dp.app.settings import Settings, SimulationSettings, TaskSettings
+from fl_dp.app.settings import TASK, Settings, SimulationSettings
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import CentralPlan
@@ -120,9 +120,7 @@ def measure(federation: Federation) -> dict[str, list[float] | float]:
     """Run a federation in this process: seconds of each timed round, and peak memory in GB."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     # Both sides get the workers that we choose for ourselves.
-    settings = Settings(
-        task=TaskSettings(num_clients=federation.clients), simulation=SimulationSettings()
-    )
+    settings = Settings(task=TASK(num_clients=federation.clients), simulation=SimulationSettings())
     workers = num_workers(settings, Machine.here())
     ends: list[float] = []
     server = ServerApp()

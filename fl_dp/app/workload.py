@@ -21,7 +21,6 @@ from fl_dp.tasks.datasets import (
     Dataset,
     DataSource,
     Form,
-    client_indices,
     form_of,
     load_dataset,
 )
@@ -33,7 +32,7 @@ from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
 from .settings import Settings
-from .settings.data import OWN_DATA_KEYS
+from .settings.data import OWN_DATA_KEYS, dealt
 from .settings.features import ScatteringSettings
 from .settings_encoder import (
     digest_named,
@@ -94,15 +93,10 @@ def _loaded(
 
 def _source_of(settings: Settings) -> DataSource:
     """The server's data, or everybody's in a simulation."""
-    task = settings.task
-    return DataSource(
-        task.name,
-        data_dir=task.data_dir,
-        data_format=_format_of(settings, None),
-        validation=task.validation,
-        public=settings.features.public,
-        clients=None if task.clients is None else tuple(task.clients),
+    source: DataSource = settings.task.make(
+        data_format=_format_of(settings, None), public=settings.features.public
     )
+    return source
 
 
 def form_of_run(settings: Settings) -> Form:
@@ -149,15 +143,10 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
             "--node-config 'dp-data-path=\"/absolute/folder\"'; a simulation has none: choose "
             "another partition"
         )
-    return client_indices(
-        _source_of(settings),
-        num_clients=task.num_clients,
-        kind=task.partition,
-        seed=settings.seed,
-        alpha=task.alpha,
-        shards_per_client=task.shards_per_client,
-        records_per_client=task.records_per_client,
+    parts: Sequence[NDArray[np.int64]] = task.make_by(
+        dealt, source=_source_of(settings), seed=settings.seed
     )
+    return parts
 
 
 def check_data(settings: Settings) -> None:
@@ -514,8 +503,5 @@ def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:
         splits = ("test",)
     else:
         splits = ("train", "test")
-    values: dict[str, Any] = {}
-    for key in OWN_DATA_KEYS:
-        value = getattr(task, key)
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return DataFormat(**values, splits=splits)
+    made: DataFormat = task.make_by(DataFormat, splits=splits)
+    return made

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fl_dp.app.planning import make_plan
-from fl_dp.app.settings import OPTIONS, Settings, SimulationSettings, TaskSettings
+from fl_dp.app.settings import OPTIONS, TASK, Settings, SimulationSettings
 from fl_dp.app.settings.released import MetricsSettings
 from fl_dp.codec import encode
 from fl_dp.plan import GroupedPlan, LocalPlan, Plan
@@ -65,7 +65,7 @@ def settings_with(
         own["secure_sum"] = replace(privacy.secure_sum, **keys["secure_sum"])
     return Settings(
         rounds=ROUNDS,
-        task=TaskSettings(num_clients=CLIENTS),
+        task=TASK(num_clients=CLIENTS),
         privacy=replace(privacy, **own),
         selection=replace(OPTIONS["selection"][selection], **keys.get("selection", {})),
         clipping=OPTIONS["clipping"][clipping],

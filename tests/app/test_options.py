@@ -16,6 +16,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings.checks import positive
+from fl_dp.app.settings.data import TASK
 from fl_dp.app.settings.optimizers import CLIENT
 from fl_dp.app.settings.option import Option, key, made_by, option
 from fl_dp.app.settings.options import OPTIONS
@@ -60,7 +61,7 @@ def test_a_new_field_of_a_library_class_is_no_key_until_it_is_listed() -> None:
 
 def test_every_key_of_an_option_is_listed_at_what_makes_it() -> None:
     made_options = [type(chosen) for group in MADE for chosen in OPTIONS[group].values()]
-    for chosen in (*made_options, CLIENT, STATISTIC):
+    for chosen in (*made_options, CLIENT, STATISTIC, TASK):
         listed = [name for made in chosen.makers for name in made.keys]
         keys = [field.name for field in fields(chosen)]
         assert keys[len(keys) - len(listed) :] == listed
@@ -111,7 +112,7 @@ def test_a_selection_s_keys_have_the_defaults_of_its_class(name: str, selection:
 
 def library_classes() -> Iterator[type[Any]]:
     """Every dataclass of the library that has fields."""
-    for room in ("accounting", "mechanisms", "plan", "updates"):
+    for room in ("accounting", "mechanisms", "plan", "updates", "statistics", "tasks.datasets"):
         package = import_module(f"fl_dp.{room}")
         for module in walk_packages(package.__path__, f"fl_dp.{room}."):
             for _, cls in inspect.getmembers(import_module(module.name), inspect.isclass):

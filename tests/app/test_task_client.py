@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fl_dp.app.settings import (
     SETTINGS_KEY,
+    TASK,
     Settings,
     SimulationSettings,
-    TaskSettings,
 )
 from fl_dp.app.settings.released import MetricsSettings
 from fl_dp.app.task_client import TaskClient, app
@@ -45,7 +45,7 @@ METRICS = (
 
 def settings_of(units_per_node: int = 1) -> Settings:
     return Settings(
-        task=TaskSettings(name="digits", num_clients=CLIENTS),
+        task=TASK(name="digits", num_clients=CLIENTS),
         simulation=SimulationSettings(units_per_node=units_per_node),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_dp.app.settings import Settings
-from fl_dp.app.settings.data import TaskSettings
+from fl_dp.app.settings.data import TaskOption
 
 from .devices import Machine, busy_workers
 
@@ -52,7 +52,7 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     return replace(settings, simulation=replace(simulation, engine="in_process")), reason
 
 
-def is_small(task: TaskSettings) -> bool:
+def is_small(task: TaskOption) -> bool:
     """Whether a task's data load in no time: scikit-learn's sets, and small tables."""
     from fl_dp.tasks.datasets import (
         EMBEDDED,  # with NumPy, which a command that shows help can spare

@@ -6,7 +6,7 @@ process's working directory or environment.
 """
 
 from .choices import CHOICES
-from .data import TaskSettings
+from .data import TASK
 from .options import OPTIONS
 from .run import Settings
 from .simulation import SimulationSettings
@@ -20,10 +20,10 @@ __all__ = [
     "CHOICES",
     "OPTIONS",
     "SETTINGS_KEY",
+    "TASK",
     "CurveSettings",
     "Settings",
     "SimulationSettings",
     "SweepSettings",
-    "TaskSettings",
     "TrackingSettings",
 ]

@@ -1,14 +1,22 @@
-"""Settings of the training data and of the model."""
+"""Keys of the training data and of the model."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fl_dp.option_errors import OptionError
-from fl_dp.tasks.datasets import OWN_DATA
+from fl_dp.tasks.datasets import OWN_DATA, DataFormat, DataSource, client_indices
 
 from .checks import (
+    Count,
+    Positive,
     absolute,
     at_least,
     between_0_and_1,
@@ -18,83 +26,72 @@ from .checks import (
     rises,
     tracked,
 )
-
-OWN_DATA_KEYS = (
-    "classes",
-    "label_range",
-    "label_column",
-    "client_column",
-    "columns",
-    "image_shape",
-    "mean",
-    "std",
-    "test_fraction",
-)
-"""Keys of `task` that describe the user's own files; `DataFormat` has the same names."""
+from .option import Option, key, made_by, option
 
 
-@dataclass(kw_only=True)
-class TaskSettings:
-    """Data that is learned from, and its split over the clients.
+def dealt(
+    source: DataSource,
+    seed: int,
+    *,
+    num_clients: Count = 200,
+    partition: str = "iid",
+    alpha: Positive = 0.5,
+    shards_per_client: Count = 2,
+    records_per_client: Count | None = None,
+) -> Sequence[NDArray[np.int64]]:
+    """Return the training rows of each client.
 
-    Attributes:
-        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
-            `shakespeare`; `csv`, `parquet` or `folder` for your own data.
+    Args:
+        source: The data.
+        seed: Seed of the partition.
         num_clients: Clients of the roster, each one privacy unit.
         partition: Deals out rows: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label),
             `natural` (the data's own clients, largest first) or `nodes` (each SuperNode has its
             own).
         alpha: Dirichlet concentration: the smaller, the more label skew.
         shards_per_client: Label shards that each client gets.
-        clients: Natural clients to use, by names or patterns (`*`, `?`); `!` leaves one out:
-            `['!hamlet: *']`. Null: all.
         records_per_client: Records of each client under `iid`, shared if too few; at most, under
-            `natural`. Null deals out all once.
-        validation: Measure on a fixed fifth of the training part, which is not trained on, instead
-            of the test part.
-        data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
-        classes: Your own data: class names in the order of labels. Null: integers from 0, or the
-            folders' names.
-        label_range: Your own tables: public `[low, high]` of a numeric label to predict; values
-            outside are clipped.
-        label_column: Your own tables: column of the label.
-        client_column: Your own tables: column with each row's client, for `task.partition=natural`.
-        columns: Your own tables: columns that are features; null takes all others.
-        image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; null takes the
-            first image's.
-        mean: Your own data: public numbers to subtract, one per column, or per channel of pixels
-            over 255.
-        std: Your own data: public numbers to divide by afterwards, as many as in `mean`.
-        test_fraction: Your own data: share of the training rows held out if there is no test part.
+            `natural`. None deals out all once.
     """
+    return client_indices(
+        source,
+        num_clients=num_clients,
+        kind=partition,
+        seed=seed,
+        alpha=alpha,
+        shards_per_client=shards_per_client,
+        records_per_client=records_per_client,
+    )
 
-    name: str = tracked("digits")
-    num_clients: int = tracked(200)
-    partition: str = tracked("iid")
-    alpha: float = tracked(0.5)
-    shards_per_client: int = tracked(2)
-    clients: list[str] | None = tracked(None)
-    records_per_client: int | None = tracked(None)
-    validation: bool = tracked(False)
-    data_dir: str | None = None
-    classes: list[str] | None = None
-    label_range: list[float] | None = tracked(None)
-    label_column: str = "label"
-    client_column: str | None = None
-    columns: list[str] | None = None
-    image_shape: list[int] | None = tracked(None)
-    mean: list[float] | None = None
-    std: list[float] | None = None
-    test_fraction: float | None = tracked(None)
+
+_FORMAT = made_by(
+    DataFormat,
+    classes=key(tracked=False),
+    label_range=key(),
+    label_column=key(tracked=False),
+    client_column=key(tracked=False),
+    columns=key(tracked=False),
+    image_shape=key(),
+    mean=key(tracked=False),
+    std=key(tracked=False),
+    test_fraction=key(),
+)
+
+OWN_DATA_KEYS = tuple(_FORMAT.keys)
+"""Keys of `task` that describe the user's own files."""
+
+
+class TaskOption(Option):
+    """Data that is learned from, and its split over the clients."""
+
+    if TYPE_CHECKING:
+        name: str
+        partition: str
+        num_clients: int
 
     def __post_init__(self) -> None:
         """Check the values."""
-        choices("task", self)
-        for key in ("num_clients", "records_per_client"):
-            at_least(f"task.{key}", getattr(self, key), 1)
-        positive("task.alpha", self.alpha)
-        at_least("task.shards_per_client", self.shards_per_client, 1)
-        distinct("task.clients", self.clients, least=1)
+        super().__post_init__()
         if self.records_per_client is not None and self.partition not in ("iid", "natural"):
             raise OptionError(
                 "task.records_per_client is for task.partition=iid or natural, got "
@@ -124,13 +121,13 @@ class TaskSettings:
         return self.name in OWN_DATA
 
     def _check_own_data(self) -> None:
-        for key in OWN_DATA_KEYS:
-            default = self.__dataclass_fields__[key].default
-            if not self.is_own and getattr(self, key) != default:
+        for name in OWN_DATA_KEYS:
+            default = self.__dataclass_fields__[name].default
+            if not self.is_own and getattr(self, name) != default:
                 raise OptionError(
-                    f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
+                    f"task.{name} is for your own data (task=csv, task=parquet or task=folder): "
                     f"leave it out of task={self.name}",
-                    option=f"task.{key}",
+                    option=f"task.{name}",
                 )
         distinct("task.classes", self.classes, least=2)
         of_classes = self.classes or self.name == "folder" or self.partition == "dirichlet"
@@ -142,10 +139,10 @@ class TaskSettings:
                 option="task.label_range",
             )
         distinct("task.columns", self.columns, least=1)
-        for key, column in (("label", self.label_column), ("client", self.client_column)):
+        for role, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):
                 raise OptionError(
-                    f"task.columns has '{column}', which is task.{key}_column: it can't "
+                    f"task.columns has '{column}', which is task.{role}_column: it can't "
                     "be a feature, leave it out of one of them",
                     option="task.columns",
                 )
@@ -179,6 +176,29 @@ class TaskSettings:
         if not all(map(math.isfinite, self.mean or ())):
             raise OptionError(f"task.mean must be finite, got {self.mean}", option="task.mean")
         between_0_and_1("task.test_fraction", self.test_fraction)
+
+
+TASK = option(
+    "task",
+    "",
+    made_by(
+        DataSource,
+        name=key(default="digits"),
+        clients=key(check=partial(distinct, least=1)),
+        validation=key(),
+        data_dir=key(tracked=False),
+    ),
+    made_by(
+        dealt,
+        num_clients=key(),
+        partition=key(),
+        alpha=key(),
+        shards_per_client=key(),
+        records_per_client=key(),
+    ),
+    _FORMAT,
+    base=TaskOption,
+)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import ALL_TRACKED, at_least, choices, positive, tracked
 from .clippings import CLIPPINGS
-from .data import ModelSettings, TaskSettings
+from .data import TASK, ModelSettings, TaskOption
 from .dp_sgd import DP_SGD, DPSGDOption
 from .features import FeaturesSettings
 from .optimizers import CLIENT, SERVER_OPTIMIZERS
@@ -65,7 +65,7 @@ class Settings:
     run_name: str | None = None
     resume: str | None = None
     report: str = "html"
-    task: TaskSettings = field(default_factory=TaskSettings)
+    task: TaskOption = field(default_factory=TASK)
     features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PromiseOption = field(default_factory=PROMISES["central"])

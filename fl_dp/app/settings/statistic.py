@@ -20,7 +20,7 @@ from fl_dp.statistics.query import Estimate
 from fl_dp.tasks.datasets import Form
 
 from . import checks
-from .data import TaskSettings
+from .data import TaskOption
 from .option import Option, key, made_by, option
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _values(key: str, value: str) -> None:
 
 
 def asked_query(
-    task: TaskSettings,
+    task: TaskOption,
     form: Callable[[], Form],
     *,
     query: str | None = None,
@@ -110,7 +110,7 @@ def asked_query(
     return Quantiles(probabilities=probabilities, grid=edges, max_records=max_records)
 
 
-def _num_features(values: str, task: TaskSettings, form: Callable[[], Form]) -> int:
+def _num_features(values: str, task: TaskOption, form: Callable[[], Form]) -> int:
     """Number of features that are asked about."""
     if values == "labels":
         return 1

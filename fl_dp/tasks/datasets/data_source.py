@@ -53,15 +53,16 @@ class DataSource:
     """A data set as an experiment uses it.
 
     Attributes:
-        name: A name in `DATASETS`.
-        data_dir: The set's folder; None searches the usual places. Ignored by sets inside
-            scikit-learn.
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
+            `shakespeare`; `csv`, `parquet` or `folder` for your own data.
+        data_dir: Folder of the data set; None is where packages and `fl-dp data` put it.
         data_format: How to read the user's own files; None takes every default.
-        validation: Make a fifth of the training part the test part, to choose settings without the
-            real one.
+        validation: Measure on a fixed fifth of the training part, which is not trained on, instead
+            of the test part.
         public: Number of training records that are public: they move to `Dataset.public_x`,
             without labels.
-        clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
+        clients: Natural clients to use, by names or patterns (`*`, `?`); `!` leaves one out:
+            `['!hamlet: *']`. None: all.
     """
 
     name: str

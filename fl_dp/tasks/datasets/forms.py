@@ -28,19 +28,20 @@ class DataFormat:
     Nothing here may be computed from clients' private rows.
 
     Attributes:
-        classes: Class names, in the order of the labels 0, 1, ...; None takes integers from 0 for
-            labels, or the folders' names.
-        label_range: `(low, high)` of a label that is a number; values outside move to the nearer
-            end. None: labels are classes.
-        label_column: A table's column with the label.
-        client_column: A table's column that names each training row's natural client.
-        columns: A table's feature columns; None takes all others, which must be numbers.
+        classes: Your own data: class names in the order of labels. None: integers from 0, or the
+            folders' names.
+        label_range: Your own tables: public `[low, high]` of a numeric label to predict; values
+            outside are clipped.
+        label_column: Your own tables: column of the label.
+        client_column: Your own tables: column with each row's client, for `task.partition=natural`.
+        columns: Your own tables: columns that are features; None takes all others.
         types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
-        image_shape: `(channels, height, width)` of every image; None takes the first's.
-        mean: Numbers to subtract from the features, one per column or channel; None: zeros.
-        std: Numbers to divide by afterwards; None: ones.
-        test_fraction: Share of the training rows held out if there is no test part, the same rows
-            in every run.
+        image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; None takes the
+            first image's.
+        mean: Your own data: public numbers to subtract, one per column, or per channel of pixels
+            over 255.
+        std: Your own data: public numbers to divide by afterwards, as many as in `mean`.
+        test_fraction: Your own data: share of the training rows held out if there is no test part.
         splits: Parts to read: "train", "test" or both. One part for a node with its own data, or a
             server without the nodes' data.
         leave_out_unfit: Count unfit rows as rows without content (`Dataset.train_fit`) instead of

@@ -10,7 +10,7 @@ import pytest
 
 from fl_dp.app.local.devices import WORKER_MEMORY, Machine, check_devices, num_workers, visible_gpus
 from fl_dp.app.local.launch import federation_config
-from fl_dp.app.settings import Settings, SimulationSettings, TaskSettings
+from fl_dp.app.settings import TASK, Settings, SimulationSettings
 
 PLENTY = 10**12
 
@@ -28,7 +28,7 @@ def simulation(
     units_per_node: int = 1,
 ) -> Settings:
     return Settings(
-        task=TaskSettings(num_clients=num_clients),
+        task=TASK(num_clients=num_clients),
         simulation=SimulationSettings(
             num_cpus=num_cpus, num_gpus=num_gpus, workers=workers, units_per_node=units_per_node
         ),
