@@ -32,7 +32,7 @@ from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
 from .settings import Settings
-from .settings.data import OWN_DATA_KEYS, dealt
+from .settings.data import dealt
 from .settings.features import ScatteringSettings
 from .settings_encoder import (
     digest_named,

@@ -20,7 +20,7 @@ from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
 from .mechanism_events import MechanismEvent
-from .randomness import CHUNK, PART, SecureRandom
+from .randomness import PART, SecureRandom
 from .threads import in_blocks
 
 NOISE_BITS = 30
