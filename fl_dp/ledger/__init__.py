@@ -1,14 +1,16 @@
 """Ledgers: what was released, on disk before it happens. No Flower, no torch."""
 
 from .anchors import LedgerAnchor
+from .entering import enter_records, enter_sweep, enter_unprotected
 from .entries import LedgerCorrupted, LedgerUnavailable
 from .node import NodeLedger
-from .spent import SpentLedger
+from .spent import AccountLedger, SpentLedger
 from .state import Reservation
 from .training import PrivacyLedger
 from .witness import Witness, witness_at
 
 __all__ = [
+    "AccountLedger",
     "LedgerAnchor",
     "LedgerCorrupted",
     "LedgerUnavailable",
@@ -17,5 +19,8 @@ __all__ = [
     "Reservation",
     "SpentLedger",
     "Witness",
+    "enter_records",
+    "enter_sweep",
+    "enter_unprotected",
     "witness_at",
 ]

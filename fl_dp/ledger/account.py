@@ -1,12 +1,14 @@
-"""An account: trainings on the same units, each entered at its budget. No disk, no lock.
+"""An account: releases about the same units, each entered at its budget. No disk, no lock.
 
 A plan is entered whole before it begins, at the budget that its filter keeps; what it leaves stays
 spent. So the account's total is a sum (docs/privacy.md, "Several trainings of the same people").
+Plans that were all fixed before any began are one entry, and what has no promise is one, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,11 @@ from fl_dp.accounting import (
 from fl_dp.codec import decode, encode
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
-from fl_dp.plan import Plan, plan_from_dict
+from fl_dp.plan import Plan, RecordPlan, plan_from_dict
 from fl_dp.plan.ceiling import Neighbours, ceiling, largest_history
 from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta, floor
 
+from .entered import Entered, EnteredRecords, EnteredSweep, EnteredTraining, Unprotected
 from .entries import ANOTHER_VERSION, SCHEMA, require_printable, require_schema
 from .state import TrainingState
 
@@ -46,13 +49,13 @@ class AccountTerms:
     cap: float | None
 
     @classmethod
-    def of(cls, name: str, plan: Plan, cap: PrivacyBudget | None) -> AccountTerms:
-        """Return the terms of an account that begins with a plan.
+    def of(cls, name: str, delta: float, cap: PrivacyBudget | None) -> AccountTerms:
+        """Return the terms of an account that begins with a plan of some delta.
 
         Without a cap the first plan has half of delta, as each later one has half of the rest.
         """
         if cap is None:
-            return cls(name=name, delta=min(_OF_ONE_PLAN * plan.budget.delta, 0.5), cap=None)
+            return cls(name=name, delta=min(_OF_ONE_PLAN * delta, 0.5), cap=None)
         return cls(name=name, delta=cap.delta, cap=cap.epsilon)
 
     def __post_init__(self) -> None:
@@ -76,20 +79,23 @@ class AccountState:
     """The state of an account after the entries so far.
 
     Attributes:
-        trainings: Each training's state by its name, in the order in which they were entered.
+        entered: What it is charged for, by name, in the order in which it was entered.
+        trainings: Each training's state by its name, those of sweeps among them.
     """
 
     def __init__(self) -> None:
         """Start before the first entry."""
+        self.entered: dict[str, Entered] = {}
         self.trainings: dict[str, TrainingState] = {}
+        self._sweep_of: dict[str, EnteredSweep] = {}  # by the name of a training
         self._terms: AccountTerms | None = None
         self._neighbours: Neighbours | None = None
 
     @classmethod
-    def made(cls, terms: AccountTerms, plan: Plan) -> AccountState:
-        """Return the account that a first plan begins, without any training."""
+    def made(cls, terms: AccountTerms, neighbours: Neighbours | None) -> AccountState:
+        """Return the account that a first entry with these neighbours begins, before it."""
         account = cls()
-        account._terms, account._neighbours = terms, Neighbours.of(plan)
+        account._terms, account._neighbours = terms, neighbours
         return account
 
     @property
@@ -101,8 +107,18 @@ class AccountState:
     @property
     def neighbours(self) -> Neighbours:
         """Unit and neighbours of the cap: those of the first plan."""
-        assert self._neighbours is not None  # as the terms
+        assert self._neighbours is not None  # a cap comes with a plan
         return self._neighbours
+
+    @property
+    def size(self) -> int:
+        """Number of trainings and of other entries, each training of a sweep by itself."""
+        return sum(max(len(entered.states), 1) for entered in self.entered.values())
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """Names of the entries without a promise, which leave the account's people without any."""
+        return tuple(name for name, one in self.entered.items() if isinstance(one, Unprotected))
 
     def differences(self, name: str, plan: Plan) -> list[str] | None:
         """Return how a training's plan differs from another, in words; None: no such training."""
@@ -148,44 +164,69 @@ class AccountState:
         One of which nothing was reserved makes room for another plan, as nothing was released.
 
         Raises:
-            OptionError: There is a training of that name, with another plan; or the account has
-                a cap, and no bound is known on what the plan says of its unit.
+            OptionError: There is an entry of that name, with another plan; or as `require_room`.
             PrivacyBudgetExhausted: The account has less left.
         """
-        require_printable(name)
-        if name in self.trainings and self.trainings[name].reserved:
+        if name in self.trainings and not self._has_room_for(name):
             raise OptionError(
                 f"the training '{name}' of this ledger has another plan: "
                 f"{'; '.join(self.differences(name, plan) or ())}. To go on with it take its "
                 "plan; another name= makes a further training, which adds to the account's total"
             )
-        self._require_room(name, plan, slack=_ROUNDING)
+        self.require_new([name])
+        self.require_room(name, EnteredTraining(name, TrainingState(plan)))
 
-    def _require_room(self, name: str, plan: Plan, *, slack: float) -> None:
-        """Check that a plan fits beside all trainings of other names.
+    def require_new(self, names: Iterable[str]) -> None:
+        """Check that nothing was entered under some names, or nothing came of it.
 
         Raises:
-            OptionError, PrivacyBudgetExhausted: As `require_enterable`.
+            OptionError: Something was.
         """
-        others = [state.plan for other, state in self.trainings.items() if other != name]
-        budget, terms = plan.budget, self.terms
-        left = terms.delta - math.fsum(other.budget.delta for other in others)
-        if budget.delta > left + (_ROUNDING - 1.0) * terms.delta:
+        for name in names:
+            require_printable(name)
+            if not self._has_room_for(name):
+                raise OptionError(
+                    f"the account {self.terms.name} has another entry '{name}': give this one a "
+                    "name of its own"
+                )
+
+    def _has_room_for(self, name: str) -> bool:
+        if name in self._sweep_of:
+            return False
+        return name not in self.entered or self.entered[name].is_replaceable
+
+    def require_room(self, name: str, new: Entered, *, slack: float = _ROUNDING) -> None:
+        """Check that an entry fits beside all entries of other names.
+
+        Raises:
+            OptionError: The account has a cap, and no bound is known on what the entry says of its
+                unit.
+            PrivacyBudgetExhausted: The account has less left.
+        """
+        others = [entered for other, entered in self.entered.items() if other != name]
+        terms = self.terms
+        left = terms.delta - math.fsum(other.delta for other in others)
+        if new.delta > left + (_ROUNDING - 1.0) * terms.delta:
             raise PrivacyBudgetExhausted(
-                f"delta {delta_rounded_up(budget.delta)} of the training '{name}' is more than the "
+                f"delta {delta_rounded_up(new.delta)} of the training '{name}' is more than the "
                 f"{floor(max(left, 0.0), 3)} left of the account {terms.name}, which has "
                 f"{delta_rounded_up(terms.delta)}: {self._remedy_of_delta()}"
             )
         if terms.cap is None:
             return
-        wanted = ceiling(plan, self.neighbours)
+        if new.budget is None:
+            raise OptionError(
+                f"the account {terms.name} has a cap, and '{name}' would have no promise: train "
+                "with one, or in an account without a cap"
+            )
+        wanted = new.ceiling(self.neighbours)
         if math.isinf(wanted):
             raise OptionError(
                 f"the account {terms.name} has a cap on each {self.neighbours.unit}, "
                 f"{self.neighbours.relation}, and no bound is known on what this plan says of "
                 "one: train with a plan of that unit, or in an account without a cap"
             )
-        spent = math.fsum(ceiling(other, self.neighbours) for other in others)
+        spent = math.fsum(other.ceiling(self.neighbours) for other in others)
         if spent + wanted > terms.cap * slack:
             room = max(terms.cap - spent, 0.0)
             cap = epsilon_at_delta(terms.cap, terms.delta)
@@ -201,17 +242,21 @@ class AccountState:
         return "give a smaller delta, or none, for half of what is left"
 
     def require_within_ceiling(self, name: str, event: PrivacyEvent) -> None:
-        """Check that one more release keeps a training at what the cap has charged for it.
+        """Check that one more release keeps a training at what the account has charged for it.
 
-        Its own filter does, where the plan is of the cap's unit and neighbours.
+        Its own filter does, but in a sweep, and where a cap is of other units or neighbours.
 
         Raises:
             PrivacyBudgetExhausted: It would exceed that.
         """
-        state = self.trainings[name]
-        plan, neighbours = state.plan, self.neighbours
-        if self.terms.cap is None or Neighbours.of(plan) == neighbours:
+        if name in self._sweep_of:
+            self._sweep_of[name].require_room(name, event)
             return
+        state = self.trainings[name]
+        plan = state.plan
+        if self.terms.cap is None or Neighbours.of(plan) == self.neighbours:
+            return
+        neighbours = self.neighbours
         after = freeze([*state.history, (event, 1)])
         admitted = dict(largest_history(plan))
         if all(count <= admitted.get(released, 0) for released, count in after):
@@ -226,8 +271,7 @@ class AccountState:
     def left_of_delta(self) -> float:
         """Delta that no plan has taken."""
         return max(
-            self.terms.delta - math.fsum(one.plan.budget.delta for one in self.trainings.values()),
-            0.0,
+            self.terms.delta - math.fsum(entered.delta for entered in self.entered.values()), 0.0
         )
 
     def left(self) -> PrivacyBudget | None:
@@ -247,29 +291,33 @@ class AccountState:
         return PrivacyBudget(epsilon=epsilon, delta=self.left_of_delta)
 
     def total(self, neighbours: Neighbours) -> float:
-        """Return the epsilon of all trainings together, at the account's delta.
+        """Return the epsilon of all entries together, at the account's delta.
 
         Infinity where no bound is known: of one of them, or as its noise was predictable.
         """
         if any(state.insecure for state in self.trainings.values()):
             return math.inf
-        return math.fsum(
-            ceiling(state.plan, neighbours, state.history) for state in self.trainings.values()
-        )
+        return math.fsum(entered.ceiling(neighbours) for entered in self.entered.values())
 
     def totals(self) -> dict[Neighbours, float]:
-        """Return the total for every plan's own neighbours, and for the records of clients."""
-        promised = [Neighbours.of(state.plan) for state in self.trainings.values()]
+        """Return the total for every entry's own neighbours, and for the records of clients."""
+        own = [entered.neighbours for entered in self.entered.values()]
+        promised = [neighbours for neighbours in own if neighbours is not None]
         if any(neighbours.unit == "client" for neighbours in promised):
             promised.append(Neighbours(unit="record", relation=NeighboringRelation.REPLACE_ONE))
         return {neighbours: self.total(neighbours) for neighbours in promised}
 
-    def require_within_cap(self) -> None:
-        """Check that what is entered and repeated keeps the cap, with a margin for other versions.
+    def require_paid(self) -> None:
+        """Check that what is entered and repeated keeps sweeps' budgets and the cap.
+
+        Other versions' bounds have a margin.
 
         Raises:
             ValueError: It does not.
         """
+        for entered in self.entered.values():
+            if isinstance(entered, EnteredSweep):
+                entered.require_paid()
         cap = self.terms.cap
         if cap is not None and self.total(self.neighbours) > cap * (1.0 + ANOTHER_VERSION):
             raise ValueError(f"its trainings exceed the cap of epsilon {brief_epsilon(cap)}")
@@ -284,15 +332,15 @@ class AccountState:
         """
         kind, first = fields["kind"], sequence == 1
         if first:
-            if kind != "plan":
-                raise ValueError("a ledger starts with its first plan")
+            if kind not in _ENTERED:
+                raise ValueError("a ledger starts with its first plan, or with another entry's")
             require_schema(fields["schema"], SCHEMA)
             self._terms = decode(AccountTerms, fields["account"], "account")
         elif fields.keys() & {"schema", "account"}:
             raise ValueError("a ledger is of one account")
         name = fields["training"]
-        if kind == "plan":
-            self._enter(name, plan_from_dict(fields["plan"]))
+        if kind in _ENTERED:
+            self._enter(name, _ENTERED[kind](fields))
             return
         if name not in self.trainings:
             raise ValueError(f"no training '{name}' was entered before")
@@ -300,25 +348,37 @@ class AccountState:
             self.require_source(fields["randomness"])
         self.trainings[name].add(sequence, fields)
 
-    def _enter(self, name: str, plan: Plan) -> None:
+    def _enter(self, name: str, new: Entered) -> None:
         if self._neighbours is None:
-            self._neighbours = Neighbours.of(plan)
-        if name in self.trainings and self.trainings[name].reserved:
-            raise ValueError(f"the training '{name}' has its plan")
+            self._neighbours = new.neighbours
         # Bounds that were computed anew differ between versions; budgets do not.
-        plans = [plan, *(state.plan for state in self.trainings.values())]
-        budgets = all(Neighbours.of(one) == self.neighbours for one in plans)
+        own = {entered.neighbours for entered in (new, *self.entered.values())}
+        slack = _ROUNDING if own == {self._neighbours} else 1.0 + ANOTHER_VERSION
         try:
-            self._require_room(name, plan, slack=_ROUNDING if budgets else 1.0 + ANOTHER_VERSION)
+            self.require_new({name, *new.states})
+            self.require_room(name, new, slack=slack)
         except PrivacyBudgetExhausted as error:
             raise ValueError(str(error)) from error
-        require_printable(name)
-        self.trainings.pop(name, None)  # the last one is the newest
-        self.trainings[name] = TrainingState(plan)
+        for names in (self.entered, self.trainings):
+            names.pop(name, None)  # the last one is the newest
+        self.entered[name] = new
+        self.trainings |= new.states
+        if isinstance(new, EnteredSweep):
+            self._sweep_of |= dict.fromkeys(new.states, new)
+
+
+_ENTERED: dict[str, Callable[[dict[str, Any]], Entered]] = {
+    "plan": lambda fields: EnteredTraining(
+        fields["training"], TrainingState(plan_from_dict(fields["plan"]))
+    ),
+    "sweep": EnteredSweep.read,
+    "records": lambda fields: EnteredRecords(decode(RecordPlan, fields["plan"], "plan")),
+    "unprotected": lambda fields: Unprotected(fields["what"]),
+}
 
 
 def first_entry(terms: AccountTerms) -> dict[str, Any]:
-    """Return the fields that the first plan's entry has besides a later one's."""
+    """Return the fields that the first entry has besides a later one's."""
     return {"schema": SCHEMA, "account": encode(terms)}
 
 

@@ -1,4 +1,4 @@
-"""What a training has spent, read from its account's ledger. Nothing here spends more."""
+"""An account, and what one of its trainings has spent. Nothing here spends more."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .store import LedgerStore
 from .witness import Witness
 
 
-class SpentLedger(ChainedLedger):
-    """The spending of one training of an account, to look at. Open it with `read`."""
+class AccountLedger(ChainedLedger):
+    """All entries of an account, to look at. Open it with `read`."""
 
     first_entry = "plan"
 
@@ -35,11 +35,10 @@ class SpentLedger(ChainedLedger):
         """Use `read` instead."""
         super().__init__(store, witness)
         self.account = AccountState()
-        self._training: str | None = None  # the last one entered
 
     @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
-        """Open as `ChainedLedger.read`, with the training that was entered last.
+        """Open as `ChainedLedger.read`.
 
         Raises:
             LedgerCorrupted: As there, or budgets and cap pay for less than was reserved.
@@ -66,31 +65,9 @@ class SpentLedger(ChainedLedger):
                     )
                 gate.spend(event)
         try:
-            self.account.require_within_cap()
+            self.account.require_paid()
         except ValueError as error:
             raise LedgerCorrupted(f"{error} {unpaid}") from error
-
-    def as_of(self, entries: int, *, training: str | None = None) -> Self:
-        """Return a ledger of the first `entries` entries, to look at, of this or another training.
-
-        Raises:
-            ValueError: They have no such training.
-        """
-        earlier = super().as_of(entries)
-        earlier._training = self._training if training is None else training
-        if earlier.training not in earlier.account.trainings:
-            names = ", ".join(f"'{name}'" for name in earlier.account.trainings)
-            raise ValueError(f"the ledger has no training '{earlier.training}' there, but {names}")
-        return earlier
-
-    @property
-    def training(self) -> str:
-        """Name of the training."""
-        return self._training or next(reversed(self.account.trainings))
-
-    @property
-    def _state(self) -> TrainingState:
-        return self.account.trainings[self.training]
 
     def left(self) -> PrivacyBudget | None:
         """Return the largest budget that a further plan of the account may have.
@@ -105,6 +82,67 @@ class SpentLedger(ChainedLedger):
             PrivacyBudgetExhausted: Nothing is left.
         """
         return self.account.left()
+
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
+        self.account.add(sequence, fields)
+
+
+class SpentLedger(AccountLedger):
+    """The spending of one training of an account, to look at. Open it with `read`."""
+
+    def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
+        """Use `read` instead."""
+        super().__init__(store, witness)
+        self._training: str | None = None  # the last one entered
+
+    @classmethod
+    def read(
+        cls, location: str | Path, *, witness: Witness | None = None, training: str | None = None
+    ) -> Self:
+        """Open as `AccountLedger.read`, with a training, by default the last one entered.
+
+        Raises:
+            LedgerCorrupted: As there.
+            ValueError: There is no such training.
+        """
+        ledger = super().read(location, witness=witness)
+        ledger._training = training
+        try:
+            ledger._require_training()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def _require_training(self) -> None:
+        names = self.account.trainings
+        if not names:
+            raise ValueError(
+                f"{self.location} has no training with a plan: `fl-dp budgets` lists its entries"
+            )
+        if self.training not in names:
+            listed = ", ".join(f"'{name}'" for name in names)
+            raise ValueError(f"the ledger has no training '{self.training}' there, but {listed}")
+
+    def as_of(self, entries: int, *, training: str | None = None) -> Self:
+        """Return a ledger of the first `entries` entries, to look at, of this or another training.
+
+        Raises:
+            ValueError: They have no such training.
+        """
+        earlier = super().as_of(entries)
+        earlier._training = self._training if training is None else training
+        earlier._require_training()
+        return earlier
+
+    @property
+    def training(self) -> str:
+        """Name of the training."""
+        return self._training or next(reversed(self.account.trainings))
+
+    @property
+    def _state(self) -> TrainingState:
+        return self.account.trainings[self.training]
 
     @property
     def plan(self) -> Plan:
@@ -257,6 +295,3 @@ class SpentLedger(ChainedLedger):
     def another_round_exceeds(self, event: PrivacyEvent) -> bool:
         """Tell the same of one more round, charged as `event`."""
         return self._state.charges_another_round and self.would_exceed(event)
-
-    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        self.account.add(sequence, fields)

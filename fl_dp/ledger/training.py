@@ -34,6 +34,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
+from fl_dp.plan.ceiling import Neighbours
 from fl_dp.promise import Enforcement, delta_rounded_up, epsilon_at_delta
 
 from .account import AccountState, AccountTerms, first_entry
@@ -132,8 +133,9 @@ class PrivacyLedger(SpentLedger):
                 ledger._caution = ledger.unwitnessed
             account, made = ledger.account, {}
             if not ledger.entries:
-                terms = AccountTerms.of(ledger.name, plan, cap)
-                account, made = AccountState.made(terms, plan), first_entry(terms)
+                terms = AccountTerms.of(ledger.name, plan.budget.delta, cap)
+                account = AccountState.made(terms, Neighbours.of(plan))
+                made = first_entry(terms)
             account.require_cap(cap)
             account.require_source(randomness)
             run = ledger._run_fields(plan, randomness)
@@ -168,7 +170,7 @@ class PrivacyLedger(SpentLedger):
             with ledger._first_transaction():
                 account = ledger.account
             ledger.close()
-        if not account.trainings:
+        if not account.entered:
             return None if cap is None else cap.delta / 2.0
         if name in account.trainings:
             return account.trainings[name].plan.budget.delta

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
 from fl_dp.accounting import NeighboringRelation, freeze
+from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
 
@@ -56,11 +58,9 @@ def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> fl
     Returns:
         Infinity where no bound is known.
     """
-    relation = neighbours.relation
-    if neighbours.unit != plan.unit:
-        if plan.unit != "client":
-            return math.inf
-        relation = NeighboringRelation.REPLACE_ONE
+    relation = _relation_of(plan, neighbours)
+    if relation is None:
+        return math.inf
     if relation is plan.neighboring_relation:
         return plan.budget.epsilon
     implied = math.inf
@@ -79,6 +79,48 @@ def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> fl
     history = freeze(Counter(dict(largest_history(plan))) | Counter(dict(spent)))
     histories = [law.history_for(number, history) for number in range(len(law.own_groups))]
     return min(implied, max(map(counted.tight_epsilon, histories or [history])))
+
+
+@lru_cache(maxsize=64)
+def joint_ceiling(plans: tuple[Plan, ...], neighbours: Neighbours) -> float:
+    """Return the most epsilon that plans may spend together, all fixed before any of them began.
+
+    Their releases compose as privacy losses, at the largest of their deltas: far less than the sum.
+
+    Returns:
+        Infinity where no bound is known.
+    """
+    relations = {_relation_of(plan, neighbours) for plan in plans}
+    if None in relations or any(plan.sampling.own_groups for plan in plans):
+        return math.inf
+    replaced = all(plan.neighboring_relation is NeighboringRelation.REPLACE_ONE for plan in plans)
+    if replaced and NeighboringRelation.ZERO_OUT in relations:
+        relations.add(NeighboringRelation.REPLACE_ONE)  # zero is one way to be replaced
+    slack = math.fsum(plan.slack for plan in plans)
+    delta = max(plan.budget.delta for plan in plans) * math.exp(-slack)
+    history = union_of(plans)
+    bounds: list[float] = []
+    for relation in filter(None, relations):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # as above
+                _ = [replace(plan, neighboring_relation=relation) for plan in plans]
+        except ValueError:  # a kind promises nothing to such neighbours
+            continue
+        bounds.append(tight_epsilon(history, delta, neighboring_relation=relation) + 2.0 * slack)
+    return min(bounds, default=math.inf)
+
+
+def union_of(plans: Iterable[Plan]) -> FrozenHistory:
+    """Return all that several plans may release together."""
+    return freeze([release for plan in plans for release in largest_history(plan)])
+
+
+def _relation_of(plan: Plan, neighbours: Neighbours) -> NeighboringRelation | None:
+    """Return how neighbours differ in the plan's own unit; None: no bound is known."""
+    if neighbours.unit == plan.unit:
+        return neighbours.relation
+    return NeighboringRelation.REPLACE_ONE if plan.unit == "client" else None
 
 
 @lru_cache(maxsize=256)

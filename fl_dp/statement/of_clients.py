@@ -153,7 +153,7 @@ def _account(ledger: SpentLedger) -> AccountClaims:
     return AccountClaims(
         name=account.terms.name,
         training=ledger.training,
-        trainings=len(account.trainings),
+        trainings=account.size,
         epsilon=total if math.isfinite(total) else None,
         delta=account.terms.delta,
         cap=account.terms.cap if neighbours == account.neighbours else None,

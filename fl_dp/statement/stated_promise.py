@@ -187,8 +187,8 @@ class AccountClaims:
     Attributes:
         name: The account's name.
         training: Name of the statement's own training.
-        trainings: Number of trainings, this one included.
-        epsilon: Sum of their budgets; None: no bound is known.
+        trainings: Number of trainings and other releases, this one included.
+        epsilon: Sum of their budgets; None: one has no promise, or no bound is known.
         delta: Delta of the sum.
         cap: Largest epsilon that all trainings may have; None: no cap, or one on another unit.
     """

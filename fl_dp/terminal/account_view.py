@@ -8,29 +8,17 @@ from typing import Any
 from rich.table import Table
 
 from fl_dp.accounting import PrivacyBudgetExhausted
-from fl_dp.ledger import SpentLedger
+from fl_dp.ledger import AccountLedger
+from fl_dp.ledger.entered import Entered
 from fl_dp.plan.ceiling import Neighbours
 from fl_dp.promise import delta_rounded_up, epsilon_at_delta, floor, rounded_up
 
 from .sheets import sheet
 
 
-def account_json(ledger: SpentLedger) -> dict[str, Any]:
+def account_json(ledger: AccountLedger) -> dict[str, Any]:
     """Return the account as plain JSON values; None stands for "no number"."""
     account, terms = ledger.account, ledger.account.terms
-    trainings = [
-        {
-            "name": name,
-            "kind": state.plan.kind,
-            "budget": state.plan.budget.epsilon,
-            "delta": state.plan.budget.delta,
-            "unit": state.plan.unit,
-            "neighboring_relation": str(state.plan.neighboring_relation),
-            "rounds_spent": state.rounds.total(),
-            "insecure": state.insecure,
-        }
-        for name, state in account.trainings.items()
-    ]
     totals = [
         {
             "unit": neighbours.unit,
@@ -45,32 +33,57 @@ def account_json(ledger: SpentLedger) -> dict[str, Any]:
         "delta": terms.delta,
         "cap": terms.cap,
         "left": None if left is None else {"epsilon": left[0], "delta": left[1]},
-        "trainings": trainings,
+        "trainings": [_entry_json(name, entered) for name, entered in account.entered.items()],
         "totals": totals,
     }
 
 
-def account_table(ledger: SpentLedger) -> Table:
-    """Return a table of the trainings of an account, and of their totals."""
+def _entry_json(name: str, entered: Entered) -> dict[str, Any]:
+    budget, neighbours = entered.budget, entered.neighbours
+    states = entered.states
+    return {
+        "name": name,
+        "kind": entered.kind,
+        "budget": None if budget is None else budget.epsilon,
+        "delta": entered.delta,
+        "unit": None if neighbours is None else neighbours.unit,
+        "neighboring_relation": None if neighbours is None else str(neighbours.relation),
+        "trainings": list(states),
+        "rounds_spent": sum(state.rounds.total() for state in states.values()),
+        "insecure": any(state.insecure for state in states.values()),
+    }
+
+
+def account_table(ledger: AccountLedger) -> Table:
+    """Return a table of the entries of an account, and of their totals."""
     account = ledger.account
     rows: list[tuple[str, str, str, str]] = []
-    for name, state in account.trainings.items():
-        plan = state.plan
-        promise = epsilon_at_delta(plan.budget.epsilon, plan.budget.delta)
-        if state.insecure:
+    for name, entered in account.entered.items():
+        states = entered.states
+        promise = "nothing: no promise"
+        if entered.budget is not None:
+            promise = epsilon_at_delta(entered.budget.epsilon, entered.budget.delta)
+        if any(state.insecure for state in states.values()):
             promise = "nothing: its noise was insecure"
-        rounds = f"{state.rounds.total()} of {plan.rounds}"
-        rows.append((name, promise, _words(Neighbours.of(plan)), rounds))
+        done = sum(state.rounds.total() for state in states.values())
+        planned = sum(state.plan.rounds for state in states.values())
+        rounds = f"{done} of {planned}" if states else ""
+        if list(states) not in ([], [name]):
+            name = f"{name}: {len(states)} trainings"
+        of_one = "" if entered.neighbours is None else _words(entered.neighbours)
+        rows.append((name, promise, of_one, rounds))
     for neighbours, total in account.totals().items():
         number = "no number"
-        if math.isfinite(total):
+        if account.unprotected:
+            number = "none: something has no promise"
+        elif math.isfinite(total):
             number = f"epsilon {rounded_up(total)} at delta {delta_rounded_up(account.terms.delta)}"
         rows.append(("in all", number, _words(neighbours), ""))
     headings = ("training", "budget", "of one", "rounds")
     return sheet(f"account {account.terms.name}", headings, rows)
 
 
-def account_sentences(ledger: SpentLedger) -> list[str]:
+def account_sentences(ledger: AccountLedger) -> list[str]:
     """Return what is left of the account, one line each."""
     terms, left = ledger.account.terms, _left(ledger)
     if terms.budget is None:
@@ -85,7 +98,7 @@ def account_sentences(ledger: SpentLedger) -> list[str]:
     return [f"Left: {remaining}, of the account's cap {cap} ({_words(ledger.account.neighbours)})"]
 
 
-def _left(ledger: SpentLedger) -> tuple[float, float] | None:
+def _left(ledger: AccountLedger) -> tuple[float, float] | None:
     try:
         left = ledger.left()
     except PrivacyBudgetExhausted:

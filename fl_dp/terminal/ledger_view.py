@@ -196,7 +196,7 @@ def _row_of(entry: LedgerEntry, released: set[int]) -> _Row:
 
 def _of_training(ledger: SpentLedger, entry: LedgerEntry, text: str) -> str:
     """Return a text with its training's name, where the account has several."""
-    if len(ledger.account.trainings) == 1:
+    if ledger.account.size == 1:
         return text
     return f"{entry.fields['training']}: {text}"
 
@@ -267,6 +267,14 @@ def _describe(fields: dict[str, Any]) -> str:
                 f"{plan['noise_multiplier']:.5g}, budget epsilon "
                 f"{brief_epsilon(plan['budget']['epsilon'])}"
             )
+        case "sweep":
+            budget = fields["budget"]["epsilon"]
+            return f"{len(fields['plans'])} plans together, epsilon {brief_epsilon(budget)}"
+        case "records":
+            budget = fields["plan"]["budget"]["epsilon"]
+            return f"DP-SGD inside clients, budget epsilon {brief_epsilon(budget)}"
+        case "unprotected":
+            return f"{fields['what']}: no promise"
         case "run":
             return f"opened by run {fields['run']}, randomness {fields['randomness']}"
         case "reserve":

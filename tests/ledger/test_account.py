@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flat_plans import calibrated_plan
+from accounts import CAP, forged, plan_of, spend
 from kind_trainings import PLANS
 from ledger_files import kill_when_reserved
 
-from fl_dp import Plan, PrivacyBudget, PrivacyLedger
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, SpentLedger, witness_at
-from fl_dp.ledger.entries import next_entry
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 
 RECOMPUTE = Path(__file__).parents[2] / "examples" / "recompute_epsilon.py"
-CAP = PrivacyBudget(epsilon=8.0, delta=1e-3)
-
-
-def plan_of(epsilon: float, *, delta: float = 2.5e-4, rounds: int = 3, **changes: Any) -> Plan:
-    """A plan for 200 clients, a quarter of them a round."""
-    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
-    sizes: dict[str, Any] = {"num_clients": 200, "clipping_norm": 1.0, "sampling_rate": 0.25}
-    return calibrated_plan(budget, rounds=rounds, **sizes | changes)
-
-
-def spend(file: Path, plan: Plan, name: str, **options: Any) -> int:
-    """Train until the plan's rounds or its budget end; return the rounds that were paid."""
-    with PrivacyLedger.open(file, plan, name=name, **options) as ledger:
-        for number in range(1, 100):
-            try:
-                ledger.commit(ledger.reserve(round=number))
-            except (PrivacyBudgetExhausted, ValueError):
-                return number - 1
-    raise AssertionError("it never ended")
 
 
 def test_further_trainings_take_what_is_left_and_no_more(tmp_path: Path) -> None:
@@ -211,22 +188,6 @@ def test_a_copy_that_was_put_back_does_not_give_a_training_back(tmp_path: Path) 
     file.write_bytes(copy)
     with pytest.raises(LedgerCorrupted, match="witness"):
         PrivacyLedger.open(file, plan_of(5.0), name="again", witness=heads)
-
-
-def forged(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Write a ledger's entries anew with right hashes, as whoever can write the file can."""
-    with closing(sqlite3.connect(file)) as table:
-        rows = table.execute("SELECT payload FROM entries ORDER BY sequence").fetchall()
-        payloads = [json.loads(payload) for (payload,) in rows]
-        change(payloads)
-        entry = None
-        for payload in payloads:
-            entry = next_entry(entry, payload)
-            table.execute(
-                "UPDATE entries SET payload = ?, hash = ? WHERE sequence = ?",
-                (entry.payload, entry.hash, entry.sequence),
-            )
-        table.commit()
 
 
 @pytest.mark.parametrize(
