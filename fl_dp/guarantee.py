@@ -9,10 +9,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
+from fl_dp.accounting.budget import NeighboringRelation
 from fl_dp.promise import NO_PRIVACY, brief_epsilon, delta_rounded_up, is_promise
 
 UNKNOWN = "not known"
@@ -113,6 +116,29 @@ class Guarantee:
             insecure=insecure,
         )
 
+    @classmethod
+    def read(cls, document: object) -> Self | None:
+        """Return a guarantee from JSON of anybody; a part that is no such value is None.
+
+        Returns:
+            None if the document is no object.
+        """
+        if not isinstance(document, Mapping):
+            return None
+        unit, relation = document.get("unit"), document.get("neighbours")
+        against = document.get("against")
+        return cls(
+            **{name: _number(document.get(name)) for name in _NUMBERS},
+            unit=unit if unit in ("client", "record") else None,
+            neighbours=relation if relation in list(NeighboringRelation) else None,
+            against=Against(against) if against in list(Against) else None,
+            insecure=document.get("insecure") is True,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, without what is unknown."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @property
     def promises(self) -> bool:
         """Whether anything is promised: by what is stated, before that by what may be spent."""
@@ -147,6 +173,13 @@ class Guarantee:
         return f"{self.number} of {brief_epsilon(self.budget)}"
 
     @property
+    def planned(self) -> str:
+        """The budget in one line."""
+        if self.budget is None or not self.promises:
+            return NO_PRIVACY
+        return f"at most epsilon {brief_epsilon(self.budget)} {self.terms}"
+
+    @property
     def terms(self) -> str:
         """All but the numbers: only where these are equal can two epsilons be compared."""
         delta = UNKNOWN if self.delta is None else delta_rounded_up(self.delta)
@@ -160,3 +193,33 @@ class Guarantee:
         if not self.promises:
             return NO_PRIVACY
         return f"epsilon {self.number} {self.terms}"
+
+
+T = TypeVar("T")
+
+
+def grouped(items: Iterable[T], terms: Callable[[T], str]) -> dict[str, list[T]]:
+    """Return items by their terms, in order: epsilons of different promises do not compare."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(terms(item), []).append(item)
+    return groups
+
+
+def weakest_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Return the one that promises least, of guarantees with the same terms."""
+    return max(guarantees, key=lambda one: (not one.promises, one.epsilon or 0.0, one.spent or 0.0))
+
+
+_NUMBERS = ("epsilon", "spent", "budget", "delta")
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number of at least 0; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        finite = float(value)
+    except OverflowError:
+        return None
+    return finite if math.isfinite(finite) and finite >= 0.0 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
+_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 3)), (0, (10, 2)))
 PALE = "#5b6770"
 """Colour of curves that are shown for comparison only."""
 
@@ -39,6 +40,11 @@ def new_picture(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(widths), width_ratios=list(widths), squeeze=False)[0]
     return figure, list(panels)
+
+
+def dashes(nth: int) -> Any:
+    """Dashes of the `nth` curve: where curves cover each other, both are seen."""
+    return _DASHES[nth % len(_DASHES)]
 
 
 def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:

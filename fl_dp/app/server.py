@@ -16,10 +16,10 @@ from flwr.serverapp.strategy import Result
 from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.files import private_folder, simulations_folder
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.message_keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
@@ -223,11 +223,7 @@ def _train_by_plan(
                 )
                 statement = replace(statement, records=records)
             folder.write_statement(statement)
-    logger.info(
-        "Spent %s; everything is in %s",
-        epsilon_at_delta(statement.best_epsilon, statement.delta),
-        folder.path,
-    )
+    logger.info("Promised: %s; everything is in %s", statement.guarantee, folder.path)
     return result
 
 
@@ -351,13 +347,13 @@ def _start(
             "round": server_round,
             "rounds": settings.rounds,
             "expected_cohort": _expected_cohort(strategy, settings),
+            "measured_on": settings.task.measured_on,
             **_on_public_rows(measured),
             **spent,
+            **_promised(strategy, insecure=settings.noise_can_be_predicted),
             **_released(strategy),
         }
         clock = {"virtual_time": grid.now} if isinstance(grid, VirtualTime) else {}
-        if settings.noise_can_be_predicted:
-            line["insecure"] = True  # its epsilon promises nothing
         folder.append_metrics(line | clock)
         tracked.released(line)
         folder.write_model(arrays)
@@ -417,6 +413,14 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
     if not most:
         return {"epsilon": 0.0}
     return {"epsilon": min(budget, strategy.record_plan.epsilon(most).best)}
+
+
+def _promised(strategy: Training, *, insecure: bool) -> dict[str, Any]:
+    """All that the epsilon of a round means nothing without."""
+    plan = strategy.plan if isinstance(strategy, DPFedAvg) else strategy.record_plan
+    if plan is None:
+        return {}
+    return {"promise": Guarantee.of(plan, insecure=insecure).to_dict()}
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:

@@ -203,7 +203,8 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
     require_public(
         job.settings, stated=data_is_public, because="an audit writes down the noise of each round"
     )
-    return prepare(job)
+    prepare(job)
+    return job
 
 
 def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: bool) -> AuditReport:
@@ -255,7 +256,7 @@ def _train(job: Job, run: CanaryRun) -> None:
     try:
         with (
             engine(settings.simulation.engine, app, more_nodes=more) as started,
-            progress_line(err, title, rounds=settings.rounds, budget=job.budget) as on_round,
+            progress_line(err, title, rounds=settings.rounds) as on_round,
         ):
             run_and_follow(started, settings, job.sent, job.folder, on_round)
     except LaunchError as error:

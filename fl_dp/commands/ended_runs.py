@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_dp.app.pictures import where_drawn
 from fl_dp.terminal.results import read_results
-from fl_dp.terminal.summary import RunSummary
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
     plot_curves,
@@ -21,9 +19,9 @@ from .jobs import Jobs
 from .report import write_report
 
 
-def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
+def drawn_and_written(jobs: Jobs) -> list[str]:
     """Draw the trainings and write their report; return lines with both paths."""
-    picture, page = _draw(runs, jobs), _page(jobs)
+    picture, page = _draw(jobs), _page(jobs)
     lines = [where_drawn(picture, drawn=picture is not None)]
     if page is not None:
         lines.insert(0, f"Report, to look at: {page}")
@@ -42,7 +40,7 @@ def _page(jobs: Jobs) -> Path | None:
         return None
 
 
-def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
+def _draw(jobs: Jobs) -> Path | None:
     """Draw an experiment by its axis, else runs over their rounds; None without matplotlib."""
     lines: dict[str, list[list[dict[str, Any]]]] = {}
     for job in jobs.trainings:
@@ -50,21 +48,20 @@ def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
     experiment = jobs.experiment
     if experiment is None or not experiment.curves:
         picture = jobs.path / "accuracy.png"
-        unit = " or ".join(dict.fromkeys(run.unit for run in runs))
-        drawn = plot_curves(
-            lines,
-            picture,
-            unit=unit,
-            deltas=[run.delta for run in runs],
-            measured_on=runs[0].measured_on,
-        )
+        drawn = plot_curves(lines, picture)
         return picture if drawn else None
     picture = jobs.path / "experiment.png"
     results = read_results(jobs.results)
     if experiment.axis is not None:
         label = experiment.label or experiment.axis
         panels = experiment.panels or [results[0].score.name]
-        drawn = plot_against_axis(results, picture, label=label, panels=panels)
+        drawn = plot_against_axis(
+            results,
+            picture,
+            label=label,
+            panels=panels,
+            of_epsilon=experiment.axis.endswith(".epsilon"),
+        )
     else:
         scores = {curve: list(map(scores_of, members)) for curve, members in lines.items()}
         drawn = plot_over_rounds(results, scores, picture)

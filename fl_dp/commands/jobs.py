@@ -7,10 +7,9 @@ time follow: data, models, calibrations.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +44,6 @@ class Job:
         path: Its folder, absolute.
         resumed: Whether its folder holds a training to continue.
         finished: Whether there is nothing left to train.
-        budget: The epsilon that it may spend; infinite without privacy, and until it is planned.
     """
 
     variant: str
@@ -56,7 +54,6 @@ class Job:
     digest: str = ""
     resumed: bool = False
     finished: bool = False
-    budget: float = field(default=math.inf)
 
     @property
     def folder(self) -> RunFolder:
@@ -195,8 +192,8 @@ def tell_recipes(trainings: Iterable[Sequence[str]]) -> None:
         note(line)
 
 
-def prepare(job: Job, of_sweep: str = "") -> Job:
-    """Check what takes time, and return the training with the epsilon that it may spend.
+def prepare(job: Job, of_sweep: str = "") -> None:
+    """Check what takes time: data, model, plan.
 
     Raises:
         ValueError: If the data are corrupt, or the rounds do not fit the budget.
@@ -204,7 +201,7 @@ def prepare(job: Job, of_sweep: str = "") -> Job:
         LedgerCorrupted: If the ledger of a training to continue was altered.
     """
     if job.finished:
-        return job
+        return
     settings = job.settings
     with doing(f"loading the data{of_sweep}: task={settings.task.name}", plainly=not of_sweep):
         from fl_dp.app.workload import check_model, require_records
@@ -219,20 +216,18 @@ def prepare(job: Job, of_sweep: str = "") -> Job:
         with doing(work, plainly=True) as show, redirected_log(PROGRESS, show):
             dataset_of(settings)  # cached for the nodes
     if job.resumed and job.folder.has_ledger:
-        return replace(job, budget=job.folder.read_plan().budget.epsilon)
+        job.folder.read_plan()
+        return
     if not (settings.protects_clients or settings.protects_records):
-        return job
+        return
     with doing(f"calibrating the noise{of_sweep}: {_target(settings)}", plainly=True):
         from fl_dp.app.planning import check_layers, make_plan, make_record_plan
 
         check_layers(settings)
         with warnings_shown():
-            record_plan = make_record_plan(settings)
+            make_record_plan(settings)
             if settings.protects_clients:
-                return replace(job, budget=make_plan(settings).budget.epsilon)
-    if record_plan is None:
-        return job
-    return replace(job, budget=record_plan.budget.epsilon)
+                make_plan(settings)
 
 
 def _target(settings: Settings) -> str:

@@ -14,35 +14,25 @@ if TYPE_CHECKING:
 
 def summary_of(job: Job) -> RunSummary:
     """Return the summary of a finished training, for people."""
+    from fl_dp.statement.stated_guarantee import stated_guarantee
     from fl_dp.terminal.summary import RunSummary
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
-    is_measured = job.folder.private_metrics.is_file()
-    record_epsilon = record_delta = None
     records = statement.get("records")
-    if records is not None:
-        record_epsilon, record_delta = _quoted(records), records["delta"]
     variant = job.variant
     if job.axis_value is not None:
         variant = f"{variant} at {job.axis_value}"
-    epsilon_so_far = min(statement.get("epsilon_so_far", {}).values(), default=None)
-    if is_measured:
-        epsilon_so_far = last["epsilon"]
     return RunSummary(
         path=str(job.path),
         variant=variant,
         rounds=statement["rounds"],
         test_accuracy=last.get("test_accuracy"),
         test_metrics=_metrics(last),
-        measured_on=measured_on(job),
-        epsilon=_quoted(statement),
-        epsilon_so_far=epsilon_so_far,
-        is_measured_privately=is_measured,
-        delta=statement["delta"],
-        unit=_unit(job),
-        record_epsilon=record_epsilon,
-        record_delta=record_delta,
+        measured_on=job.settings.task.measured_on,
+        promise=stated_guarantee(statement),
+        of_records=None if records is None else stated_guarantee(records),
+        spent_in_rounds=last["epsilon"] if job.folder.private_metrics.is_file() else None,
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
     )
@@ -51,11 +41,12 @@ def summary_of(job: Job) -> RunSummary:
 def result_of(job: Job, seconds: float | None) -> Result:
     """Return a finished training as a line of `results.csv`; `seconds` is None if unknown."""
     from fl_dp.ledger.training import library_versions
+    from fl_dp.statement.stated_guarantee import stated_guarantee
     from fl_dp.terminal.results import Result, least_noise, noise_of_mean
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
-    epsilon = _quoted(statement)
+    promise = stated_guarantee(statement)
     if seconds is not None:
         seconds = round(seconds, 1)
     # A run without a promise computes no privacy number, so its statement names no versions.
@@ -67,10 +58,12 @@ def result_of(job: Job, seconds: float | None) -> Result:
         seed=job.settings.seed,
         accuracy=last.get("test_accuracy"),
         loss=last["test_loss"],
-        measured_on=measured_on(job),
-        epsilon=epsilon,
+        measured_on=job.settings.task.measured_on,
+        epsilon=math.inf if promise.epsilon is None or promise.insecure else promise.epsilon,
         delta=statement["delta"],
-        unit="nobody" if math.isinf(epsilon) else _unit(job),
+        unit=promise.unit,
+        neighbours=promise.neighbours,
+        against=promise.against,
         noise_multiplier=least_noise(statement),
         noise_of_mean=noise_of_mean(
             statement,
@@ -99,21 +92,3 @@ def results_so_far(jobs: Jobs) -> dict[str, Result]:
     if not jobs.results.is_file():
         return {}
     return {result.cell: result for result in read_results(jobs.results)}
-
-
-def measured_on(job: Job) -> str:
-    """Return the name of the public rows on which a training's score was measured."""
-    return "validation" if job.settings.task.validation else "test"
-
-
-def _quoted(statement: dict[str, Any]) -> float:
-    """Return the epsilon that a statement quotes; infinite where the noise can be predicted."""
-    if statement.get("insecure", False):
-        return math.inf
-    return float(statement["epsilon"].get(statement["quoted"], math.inf))
-
-
-def _unit(job: Job) -> str:
-    settings = job.settings
-    of_records = settings.protects_records_alone or settings.privacy.unit == "record"
-    return "one record" if of_records else "one client"

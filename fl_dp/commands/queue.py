@@ -39,7 +39,7 @@ class Queue:
         jobs: Jobs,
         console: Console,
         *,
-        prepare: Callable[[Jobs], Jobs] | None = None,
+        prepare: Callable[[Jobs], None] | None = None,
     ) -> None:
         """Set the trainings.
 
@@ -74,7 +74,7 @@ class Queue:
             with ExitStack() as stack:
                 self._start(stack)
                 if self._prepare is not None:
-                    self._jobs = self._prepare(self._jobs)
+                    self._prepare(self._jobs)
                 self._prepared = True
                 if self._jobs.sweep is not None:
                     self._jobs.sweep.mkdir(parents=True, exist_ok=True)
@@ -161,12 +161,12 @@ class Queue:
     def _progress(self, title: str, job: Job) -> AbstractContextManager[OnRound]:
         from fl_dp.terminal.progress import progress_line
 
-        rounds, budget = job.settings.rounds, job.budget
+        rounds = job.settings.rounds
         lines = job.folder.read_metrics() if job.resumed else []
         done = int(lines[-1]["round"]) if lines else 0
         if self._slots > 1:
-            return self._lines.line(title, rounds=rounds, budget=budget, done=done)
-        return progress_line(self._console, title, rounds=rounds, budget=budget, done=done)
+            return self._lines.line(title, rounds=rounds, done=done)
+        return progress_line(self._console, title, rounds=rounds, done=done)
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
         """Read the result of a training, and write the results so far."""

@@ -105,7 +105,7 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
     typer.echo(OmegaConf.to_yaml(settings), nl=False)
 
 
-def _prepare(jobs: Jobs) -> Jobs:
+def _prepare(jobs: Jobs) -> None:
     """Check what takes time, before any training starts or anything is written.
 
     Trainings of a sweep that differ only in their seed spend the same, and are checked once.
@@ -115,39 +115,36 @@ def _prepare(jobs: Jobs) -> Jobs:
     from .jobs import prepare
 
     count = len(jobs.trainings)
-    budgets: dict[str, float] = {}
-    prepared = []
+    checked: set[str] = set()
     for number, job in enumerate(jobs.trainings, 1):
         of_sweep = f" of run {number} of {count} ({job.title})" if count > 1 else ""
-        if job.resumed:
-            prepared.append(prepare(job, of_sweep))
-            continue
         without_seed = replace(job.settings, seed=0).to_json()
-        if without_seed not in budgets:
-            budgets[without_seed] = prepare(job, of_sweep).budget
-        prepared.append(replace(job, budget=budgets[without_seed]))
-    texts = [text for job in prepared for text in cautions(job.settings)]
-    for job in prepared:
+        if job.resumed or without_seed not in checked:
+            prepare(job, of_sweep)
+        if not job.resumed:
+            checked.add(without_seed)
+    texts = [text for job in jobs.trainings for text in cautions(job.settings)]
+    for job in jobs.trainings:
         if not job.resumed:
             texts += cautions_of_data(job.settings)
     for text in dict.fromkeys(texts):
         warn(text)
-    return replace(jobs, trainings=tuple(prepared))
 
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show the results of the runs, where everything is, and what comes next."""
-    from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_table
+    from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_tables
 
     shown: list[str] = []
     if has_wing("viewer"):
         from .ended_runs import drawn_and_written
 
-        shown = drawn_and_written(runs, jobs)
+        shown = drawn_and_written(jobs)
     if jobs.sweep is not None:
         text = json.dumps(summary_json(runs), indent=2) + "\n"
         write_text(jobs.sweep / "summary.json", text, public=True)
-    console.print(summary_table(runs))
+    for table in summary_tables(runs):
+        console.print(table)
     first, settings = jobs.trainings[0].folder, jobs.trainings[0].settings
     next_step = f"fl-dp ledger {first.path} verifies what was spent; "
     budget = "privacy.epsilon"

@@ -75,7 +75,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
         (job,) = find_jobs(with_candidates(overrides or []), multirun=False).trainings
         job.settings.require_training()
         _check(job.settings)
-        job = prepare(job)
+        prepare(job)
         for text in cautions(job.settings):
             warn(text)
         console = err if as_json else out
@@ -169,7 +169,6 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
                     overrides=(*shared, *overrides),
                     settings=settings,
                     path=trials / f"{number}",
-                    budget=stopped.budget_of_one,
                 )
                 for number, (overrides, settings) in enumerate(stopped.runs)
             )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from fl_dp.accounting import NeighboringRelation
-from fl_dp.guarantee import Against, Guarantee
+from fl_dp.guarantee import Guarantee
 
 from .sentences import UNITS
 
@@ -16,34 +14,24 @@ _UNIT_NAMES = {sentence: name for name, sentence in UNITS.items()}
 
 def stated_guarantee(statement: Mapping[str, Any]) -> Guarantee:
     """Return the guarantee of a statement; what is missing or no such value is None."""
-    quoted, so_far = statement.get("quoted"), _bounds(statement.get("epsilon_so_far"))
-    budget, relation = statement.get("budget"), statement.get("neighboring_relation")
-    against = statement.get("against")
-    return Guarantee(
-        epsilon=_bounds(statement.get("epsilon")).get(str(quoted)),
-        spent=min(so_far.values(), default=None),
-        budget=_number(budget.get("epsilon")) if isinstance(budget, Mapping) else None,
-        delta=_number(statement.get("delta")),
-        unit=_UNIT_NAMES.get(str(statement.get("unit"))),
-        neighbours=relation if relation in list(NeighboringRelation) else None,
-        against=Against(against) if against in list(Against) else None,
-        insecure=statement.get("insecure") is True,
+    bounds, so_far = statement.get("epsilon"), statement.get("epsilon_so_far")
+    budget, quoted = statement.get("budget"), str(statement.get("quoted"))
+    spent = [bound for bound in _items(so_far).values() if isinstance(bound, int | float)]
+    guarantee = Guarantee.read(
+        {
+            "epsilon": _items(bounds).get(quoted),
+            "spent": min(spent, default=None),
+            "budget": _items(budget).get("epsilon"),
+            "delta": statement.get("delta"),
+            "unit": _UNIT_NAMES.get(str(statement.get("unit"))),
+            "neighbours": statement.get("neighboring_relation"),
+            "against": statement.get("against"),
+            "insecure": statement.get("insecure"),
+        }
     )
+    assert guarantee is not None  # it is an object
+    return guarantee
 
 
-def _bounds(bounds: object) -> dict[str, float]:
-    if not isinstance(bounds, Mapping):
-        return {}
-    read = {str(name): _number(bound) for name, bound in bounds.items()}
-    return {name: bound for name, bound in read.items() if bound is not None}
-
-
-def _number(value: object) -> float | None:
-    """A finite number of at least 0; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        finite = float(value)
-    except OverflowError:
-        return None
-    return finite if math.isfinite(finite) and finite >= 0.0 else None
+def _items(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

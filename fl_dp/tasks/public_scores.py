@@ -204,31 +204,42 @@ class Score:
         name: `accuracy` for classes, `r2` for numbers; a line's key is `test_` and this name.
         value: None where it is undefined or unknown.
         auc: AUC, where it was measured with an accuracy: of a rare class the accuracy says little.
+        measured_on: The public rows, `test` or `validation`.
     """
 
     name: str = "accuracy"
     value: float | None = None
     auc: float | None = None
+    measured_on: str = "test"
 
     @classmethod
-    def of(cls, accuracy: float | None, metrics: Mapping[str, float | None]) -> Score:
+    def of(
+        cls,
+        accuracy: float | None,
+        metrics: Mapping[str, float | None],
+        measured_on: str = "test",
+    ) -> Score:
         """The score from a model's accuracy and other metrics."""
         if accuracy is None and "r2" in metrics:
-            return cls(name="r2", value=metrics["r2"])
-        return cls(value=accuracy, auc=metrics.get("auc"))
+            return cls(name="r2", value=metrics["r2"], measured_on=measured_on)
+        return cls(value=accuracy, auc=metrics.get("auc"), measured_on=measured_on)
 
     @classmethod
     def in_line(cls, line: Mapping[str, Any]) -> Score:
         """The score in a line of `metrics.jsonl`."""
         name = "r2" if "test_r2" in line else "accuracy"
-        return cls(name=name, value=line.get(f"test_{name}"), auc=line.get("test_auc"))
+        return cls(
+            name=name,
+            value=line.get(f"test_{name}"),
+            auc=line.get("test_auc"),
+            measured_on=line.get("measured_on", "test"),
+        )
 
     @property
     def title(self) -> str:
-        """Its name in words."""
-        if self.name in METRICS:
-            return METRICS[self.name].title
-        return self.name
+        """Its name in words, with the rows that it was measured on."""
+        name = METRICS[self.name].title if self.name in METRICS else self.name
+        return f"{self.measured_on} {name}"
 
     @property
     def rank(self) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from fl_dp.promise import brief_epsilon, ceiling, is_promise
+from fl_dp.guarantee import Guarantee
+from fl_dp.promise import NO_PRIVACY, brief_epsilon, ceiling
 from fl_dp.tasks.public_scores import Score
 
 from .live_console import shows_live
@@ -28,7 +28,7 @@ _QUIET_SHARE = 0.1  # without a terminal, a line for each tenth of the rounds
 _RECENT = 10  # rounds from which the remaining time is estimated
 _AT_ONCE = 0.1  # seconds: earlier lines come together, within this time
 _STARTING = "starting the nodes"
-_LINE, _BAR = 78, 16  # columns of a round's text, and of the bar
+_LINE, _BAR = 88, 16  # columns of a round's text, and of the bar
 
 
 @dataclass(eq=False)
@@ -98,26 +98,23 @@ class CellsLeft:
 
 
 @contextmanager
-def progress_line(
-    console: Console, title: str, *, rounds: int, budget: float, done: int = 0
-) -> Iterator[OnRound]:
+def progress_line(console: Console, title: str, *, rounds: int, done: int = 0) -> Iterator[OnRound]:
     """Show a run's rounds while it runs: a live line on a terminal, a few plain ones elsewhere.
 
     Args:
         console: Console to write on.
         title: The run's name.
         rounds: Number of planned rounds.
-        budget: The epsilon that they may spend.
         done: Rounds that were done before, if the run continues.
     """
-    time_left = TimeLeft()
+    time_left, heading = TimeLeft(), _Heading()
     starting = _starting(done)
     last: dict[str, Any] = {}
 
     def describe(line: dict[str, Any]) -> str:
         last.update(_present(line))
         left = time_left.in_words(line["round"], rounds, time.monotonic())
-        return describe_round(last, rounds=rounds, budget=budget, time_left=left)
+        return describe_round(last, rounds=rounds, time_left=left)
 
     if not shows_live(console):
         step = max(1, round(rounds * _QUIET_SHARE))
@@ -125,6 +122,7 @@ def progress_line(
 
         def print_some(line: dict[str, Any]) -> None:
             text = describe(line)
+            heading.show(console, title, line)
             if line["round"] <= done > 0:
                 return
             if line["round"] % step == 0 or line["round"] == rounds:
@@ -144,13 +142,14 @@ def progress_line(
 
         def update(line: dict[str, Any]) -> None:
             text = describe(line)
+            heading.show(progress.console, title, line)
             if line["round"] > done or not done:
                 progress.update(bar, completed=line["round"], description=text)
 
         yield update
         if last:
             # The line stays, and a run may end before its last round.
-            progress.update(bar, description=describe_round(last, rounds=rounds, budget=budget))
+            progress.update(bar, description=describe_round(last, rounds=rounds))
 
 
 class ProgressLines:
@@ -162,7 +161,7 @@ class ProgressLines:
 
     def __init__(self, console: Console) -> None:
         """Set the console; nothing is shown yet."""
-        self._console = console
+        self._console, self._heading = console, _Heading()
         columns = [SpinnerColumn(), BarColumn(bar_width=_BAR), _Whole()]
         self._live: Progress | None = None
         if shows_live(console):
@@ -180,22 +179,28 @@ class ProgressLines:
             self._live.stop()
 
     @contextmanager
-    def line(self, title: str, *, rounds: int, budget: float, done: int = 0) -> Iterator[OnRound]:
+    def line(self, title: str, *, rounds: int, done: int = 0) -> Iterator[OnRound]:
         """Show one training's rounds, as `progress_line`; may be called from several threads."""
         last: dict[str, Any] = {}
         time_left = TimeLeft()
         if self._live is None:
             begun = _starting(done) if done else "started"
             self._console.print(f"{title}: {begun}", soft_wrap=True, markup=False)
-            yield lambda line: last.update(_present(line))
+
+            def note(line: dict[str, Any]) -> None:
+                self._heading.show(self._console, title, line)
+                last.update(_present(line))
+
+            yield note
         else:
             live = self._live
             row = live.add_task(f"{_starting(done)}: {title}", total=rounds, completed=done)
 
             def update(line: dict[str, Any]) -> None:
+                self._heading.show(self._console, title, line)
                 last.update(_present(line))
                 left = time_left.in_words(line["round"], rounds, time.monotonic())
-                text = describe_round(last, rounds=rounds, budget=budget, time_left=left)
+                text = describe_round(last, rounds=rounds, time_left=left)
                 number = line["round"]
                 if number > done or not done:
                     # Rich refreshes ten times a second; the last round must be shown.
@@ -211,7 +216,7 @@ class ProgressLines:
             finally:
                 live.remove_task(row)
         if last:
-            text = describe_round(last, rounds=rounds, budget=budget)
+            text = describe_round(last, rounds=rounds)
             self._console.print(f"{title}: {text}", soft_wrap=True, markup=False)
 
 
@@ -226,6 +231,29 @@ def _present(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if value is not None}
 
 
+def guarantee_of(line: Mapping[str, Any]) -> Guarantee | None:
+    """Return the promise of a line of `metrics.jsonl`, with what was spent; None without one."""
+    promise = line.get("promise")
+    if not isinstance(promise, Mapping):
+        return None
+    return Guarantee.read({**promise, "spent": line.get("epsilon")})
+
+
+class _Heading:
+    """Promises of lines, each shown once, above the numbers of the rounds."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def show(self, console: Console, title: str, line: Mapping[str, Any]) -> None:
+        """Print a line's promise, unless it is shown already."""
+        guarantee = guarantee_of(line)
+        if guarantee is None or guarantee.terms in self._shown:
+            return
+        self._shown.add(guarantee.terms)
+        console.print(f"{title}: {guarantee.planned}", soft_wrap=True, markup=False)
+
+
 class _Whole(ProgressColumn):
     """The description in one line; its end, which matters least, is cut first."""
 
@@ -234,24 +262,26 @@ class _Whole(ProgressColumn):
         return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
-def describe_round(line: dict[str, Any], *, rounds: int, budget: float, time_left: str = "") -> str:
-    """Return what matters of a round in at most 76 characters.
+def describe_round(line: dict[str, Any], *, rounds: int, time_left: str = "") -> str:
+    """Return what matters of a round in at most 80 characters.
+
+    Delta, unit, neighbours and adversary stand above the rounds.
 
     Args:
         line: A line of `metrics.jsonl`.
         rounds: Number of planned rounds.
-        budget: The epsilon that they may spend; infinite without a budget.
         time_left: Words for the time until all are done; empty once the run has ended.
     """
     score = Score.in_line(line)
     parts = [f"round {line['round']}/{rounds}", f"{score.title} {score.with_auc}"]
-    if is_promise(line.get("epsilon"), insecure=line.get("insecure", False)):
-        epsilon = ceiling(line["epsilon"], 3)  # the line is narrow
-        if math.isfinite(budget):
-            epsilon = f"{epsilon}/{brief_epsilon(budget)}"
-        parts.append(f"epsilon {epsilon}")
-    else:
+    guarantee = guarantee_of(line)
+    if guarantee is None or guarantee.spent is None or not guarantee.promises:
         parts.append(NO_PRIVACY)
+    else:
+        epsilon = ceiling(guarantee.spent, 3)  # the line is narrow
+        if guarantee.budget is not None:
+            epsilon = f"{epsilon}/{brief_epsilon(guarantee.budget)}"
+        parts.append(f"epsilon {epsilon}")
     if time_left:
         parts.append(time_left)
     return ", ".join(parts)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.tasks.public_scores import NUMBERS, Score
 
 from .sheets import write_sheet
@@ -29,7 +30,9 @@ class Result:
         measured_on: The public rows of both: `test` or `validation`.
         epsilon: The epsilon that the statement quotes for all charges; infinite without privacy.
         delta: The delta of that epsilon.
-        unit: The privacy unit, for example `one client`.
+        unit: The privacy unit, `client` or `record`; None where nothing is promised.
+        neighbours: The neighbouring relation, for example `zero-out`; None as above.
+        against: The adversary, in a few words; None as above.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
             least noise; under local noise of one client's message, under DP-SGD of one step.
         noise_of_mean: Noise standard deviation of each coordinate of the mean update, in the same
@@ -49,7 +52,9 @@ class Result:
     measured_on: str
     epsilon: float
     delta: float
-    unit: str
+    unit: str | None
+    neighbours: str | None
+    against: str | None
     noise_multiplier: float | None
     noise_of_mean: float | None
     rounds: int
@@ -67,7 +72,13 @@ class Result:
     @property
     def score(self) -> Score:
         """The score of the last model."""
-        return Score.of(self.accuracy, self.metrics)
+        return Score.of(self.accuracy, self.metrics, self.measured_on)
+
+    @property
+    def promise(self) -> Guarantee | None:
+        """The promise; None where nothing is promised."""
+        guarantee = Guarantee.read(asdict(self))
+        return guarantee if guarantee is not None and guarantee.promises else None
 
     @property
     def position(self) -> float | None:

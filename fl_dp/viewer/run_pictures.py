@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from fl_dp.app.pictures import (
     COLOURS,
     PALE,
+    dashes,
     ends_apart,
     new_picture,
     nudge,
     save_picture,
     score_axis,
 )
-from fl_dp.promise import delta_rounded_up
+from fl_dp.guarantee import Guarantee, grouped
 from fl_dp.tasks.public_scores import METRICS, NUMBERS, Score
+from fl_dp.terminal.progress import guarantee_of
 from fl_dp.terminal.results import Point, Result, points
 
 if TYPE_CHECKING:
@@ -32,25 +35,22 @@ _FAR_APART = 8.0  # values further apart than that squash each other on a linear
 def plot_curves(
     runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]],
     target: Path,
-    *,
-    unit: str,
-    deltas: Sequence[float],
-    measured_on: str = "test",
 ) -> bool:
     """Draw public score and epsilon so far over the rounds, one colour per variant.
+
+    Epsilons of different promises have a panel each.
 
     Args:
         runs: Lines of `metrics.jsonl` of each run, by variant.
         target: Path of the PNG.
-        unit: Unit that epsilon protects, for instance `one client`.
-        deltas: Delta of each run.
-        measured_on: Public rows of the score.
 
     Returns:
         Whether it was drawn: False without matplotlib.
     """
-    promised = any(_has_epsilon(members[0]) for members in runs.values())
-    picture = new_picture((1.0, 1.0) if promised else (1.0,))
+    spending = [variant for variant, members in runs.items() if _guarantee(members[0]) is not None]
+    promises = grouped(spending, lambda variant: str(_terms(runs[variant][0])))
+    width = _PANEL * (1 + len(promises)) if len(promises) > 1 else 9.0
+    picture = new_picture([1.0] * (1 + len(promises)), size=(width, 3.4))
     if picture is None:
         return False
     figure, panels = picture
@@ -66,23 +66,20 @@ def plot_curves(
                 [line["round"] for line in evaluated],
                 scores_of(evaluated),
                 color=colour,
+                linestyle=dashes(index),
                 label=label,
                 linewidth=1.4,
                 alpha=0.8,
             )
     score.set(
         xlabel="round",
-        ylabel=f"{measured_on} {name}",
+        ylabel=name,
         title=f"{name[0].upper()}{name[1:]}, one line a run",
     )
     score.set_ylim(ends_apart([scores_of(lines) for lines in all_runs]))
-    if promised:
-        delta, most = delta_rounded_up(min(deltas)), delta_rounded_up(max(deltas))
-        if delta != most:
-            delta = f"{delta} to {most}"
-        title = f"Privacy spent of {unit}, delta {delta}"
-        _draw_spent(panels[1], runs, title=title)
-    else:
+    for panel, (terms, variants) in zip(panels[1:], promises.items(), strict=True):
+        _draw_spent(panel, runs, variants, title=in_lines(f"Privacy spent {terms}"))
+    if not promises:
         score.set_title(f"{score.get_title()}; no privacy: nothing is promised")
     for axes in panels:
         axes.set_xlim(left=0)
@@ -91,27 +88,43 @@ def plot_curves(
     return True
 
 
-def _has_epsilon(lines: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether any line has spent privacy; without privacy epsilon is NaN."""
-    return any(line.get("epsilon", math.nan) > 0.0 for line in lines)
+def _guarantee(lines: Sequence[Mapping[str, Any]]) -> Guarantee | None:
+    """The promise of a run with what it spent; None if nothing is promised."""
+    guarantee = guarantee_of(lines[-1])
+    return guarantee if guarantee is not None and guarantee.promises else None
+
+
+def _terms(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    guarantee = _guarantee(lines)
+    return None if guarantee is None else guarantee.terms
+
+
+def in_lines(text: str, width: int = 52) -> str:
+    """A title that fits a panel."""
+    return textwrap.fill(text, width)
 
 
 def _draw_spent(
-    panel: Axes, runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]], *, title: str
+    panel: Axes,
+    runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]],
+    variants: Sequence[str],
+    *,
+    title: str,
 ) -> None:
-    """Draw epsilon so far over the rounds of each variant's first run."""
+    """Draw epsilon so far over the rounds of the first run of each variant of one promise."""
     last = []
-    for index, (variant, members) in enumerate(runs.items()):
-        if not _has_epsilon(members[0]):
+    for index, variant in enumerate(runs):
+        if variant not in variants:
             continue
-        rounds = [line["round"] for line in members[0]]
-        spent = [line.get("epsilon", math.nan) for line in members[0]]
-        colour = COLOURS[index % len(COLOURS)]
+        lines = runs[variant][0]
+        rounds = [line["round"] for line in lines]
+        spent = [line.get("epsilon", math.nan) for line in lines]
+        look = {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes(index)}
         label = variant if len(runs) > 1 else None
-        panel.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
+        panel.plot(rounds, spent, label=label, linewidth=1.8, **look)
         last.append(spent[-1])
     panel.set(xlabel="round", ylabel="epsilon", title=title)
-    if max(last) > _FAR_APART * min(last):
+    if max(last) > _FAR_APART * min(last) > 0.0:
         # The logarithmic axis leaves out round 0, where nothing is spent.
         panel.set_yscale("log", nonpositive="mask")
     else:
@@ -136,28 +149,62 @@ _PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
 
 
 def plot_against_axis(
-    results: Sequence[Result], target: Path, *, label: str, panels: Sequence[str]
+    results: Sequence[Result],
+    target: Path,
+    *,
+    label: str,
+    panels: Sequence[str],
+    of_epsilon: bool = False,
 ) -> bool:
     """Draw results against an experiment's axis, one panel per column of `Result`.
 
     Points are means, bars standard deviations over the seeds. Infinity is drawn to the right of
-    the largest number.
+    the largest number. Where the axis is an epsilon (`of_epsilon`), each promise has panels of its
+    own, and what promises nothing is in all of them.
 
     Returns:
         Whether it was drawn: False without matplotlib.
     """
-    width = _LONE_PANEL if len(panels) == 1 else _PANEL * len(panels)
-    picture = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
+    groups = _by_promise(results) if of_epsilon else {"": list(results)}
+    count = len(groups) * len(panels)
+    width = _LONE_PANEL if count == 1 else _PANEL * count
+    picture = new_picture([1.0] * count, size=(width, _HEIGHT))
     if picture is None:
         return False
     figure, axes = picture
     layout = _axis_layout(results)
-    for panel, column in zip(axes, panels, strict=True):
-        _draw(panel, results, column, layout)
+    curves = list(dict.fromkeys(result.curve for result in results))
+    drawn = [(terms, column) for terms in groups for column in panels]
+    for panel, (terms, column) in zip(axes, drawn, strict=True):
+        _draw(panel, groups[terms], curves, column, layout)
         panel.set(xlabel=label, ylabel=_words(column, results))
-        panel.set_title(seeds_in_words(results), fontsize=9)
+        seeds = seeds_in_words(groups[terms])
+        panel.set_title(f"{in_lines(terms)}\n{seeds}".lstrip(), fontsize=9)
+    for column in set(panels) & set(_SCORES):
+        _share_heights(
+            [panel for panel, drawing in zip(axes, drawn, strict=True) if drawing[1] == column]
+        )
     save_picture(figure, target)
     return True
+
+
+def _by_promise(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by the terms of their promise; those without one in every group."""
+    nothing = [result for result in results if result.promise is None]
+    promised = [result for result in results if result.promise is not None]
+    groups = grouped(
+        promised, lambda result: f"epsilon {result.promise.terms}" if result.promise else ""
+    )
+    if not groups:
+        return {"no privacy": nothing}
+    return {terms: [*group, *nothing] for terms, group in groups.items()}
+
+
+def _share_heights(panels: Sequence[Axes]) -> None:
+    """Give panels of one number the same vertical axis."""
+    lows, highs = zip(*(panel.get_ylim() for panel in panels), strict=True)
+    for panel in panels:
+        panel.set_ylim(min(lows), max(highs))
 
 
 def plot_over_rounds(
@@ -269,9 +316,14 @@ def _axis_layout(results: Sequence[Result]) -> _AxisLayout:
     return _AxisLayout(list(numbers_by_text), numbers)
 
 
-def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayout) -> None:
+def _draw(
+    panel: Axes,
+    results: Sequence[Result],
+    curves: Sequence[str],
+    column: str,
+    layout: _AxisLayout,
+) -> None:
     finite: list[float] = []
-    curves = list(dict.fromkeys(result.curve for result in results))
     for index, curve in enumerate(curves):
         on_axis = [point for point in points(results, curve, column) if point.x is not None]
         shown = [point for point in on_axis if math.isfinite(point.mean)]
@@ -287,6 +339,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayo
             [point.mean for point in shown],
             yerr=[point.deviation for point in shown],
             color=colour,
+            linestyle=dashes(index),
             marker=marker,
             markersize=4.5,
             linewidth=1.4,

@@ -71,8 +71,24 @@ def test_a_training_that_ends_early_has_its_last_model_evaluated(
 def test_the_progress_line_keeps_the_last_score(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    with progress_line(Console(width=200), "a", rounds=2, budget=8.0) as told:
-        told({"round": 1, "test_loss": 0.5, "test_accuracy": 0.75, "epsilon": 1.0})
-        told({"round": 2, "test_loss": None, "test_accuracy": None, "epsilon": 2.0})
+    with progress_line(Console(width=200), "a", rounds=2) as told:
+        told(
+            {
+                "round": 1,
+                "test_loss": 0.5,
+                "test_accuracy": 0.75,
+                "epsilon": 1.0,
+                "promise": {"budget": 8.0},
+            }
+        )
+        told(
+            {
+                "round": 2,
+                "test_loss": None,
+                "test_accuracy": None,
+                "epsilon": 2.0,
+                "promise": {"budget": 8.0},
+            }
+        )
     said = capsys.readouterr().out
-    assert "round 2/2, accuracy 0.750, epsilon 2" in " ".join(said.split())
+    assert "round 2/2, test accuracy 0.750, epsilon 2" in " ".join(said.split())

@@ -63,7 +63,7 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
     }
     statement = json.loads((folder / "privacy.json").read_text())
     ledger = PrivacyLedger.read(folder / "ledger.db")
-    assert statement["epsilon"]["pld"] == ledger.epsilon().pld == run["epsilon"]
+    assert statement["epsilon"]["pld"] == ledger.epsilon().pld == run["promise"]["epsilon"]
     assert statement["ledger_hash"] == ledger.entries[-1].hash
     assert (ledger.rounds_spent, ledger.rounds_committed) == (3, 3)
 

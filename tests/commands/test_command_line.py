@@ -24,6 +24,7 @@ from dp_accounting.pld import PLDAccountant
 from flat_plans import noised_plan
 from omegaconf import OmegaConf
 from rich.console import Console
+from rich.text import Text
 
 from fl_dp import __version__
 from fl_dp.app.cautions import cautions
@@ -31,11 +32,12 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.run_folder import RunFolder
+from fl_dp.guarantee import ENDED_EARLY, Against, Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.promise import rounded_up
 from fl_dp.terminal.numbers import epsilon_text
 from fl_dp.terminal.progress import TimeLeft, describe_round, progress_line
-from fl_dp.terminal.summary import RunSummary, epsilon_jump, summary_table
+from fl_dp.terminal.summary import RunSummary, epsilon_jump, summary_tables
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
@@ -594,9 +596,9 @@ def test_a_run_that_completes_exits_0_with_what_it_spent(
     [run] = json_of("run", "--json", *SHORT, f"output_dir={tmp_path}", "run_name=one")["runs"]
     assert run["path"] == str(tmp_path / "one")
     assert run["rounds"] == 2
-    assert run["delta"] == pytest.approx(20**-1.1)
+    assert run["promise"]["delta"] == pytest.approx(20**-1.1)
     expected = independent_epsilon({(2.0, 0.5): 2}, 20**-1.1)
-    assert run["epsilon"] == pytest.approx(expected, rel=1e-6)
+    assert run["promise"]["epsilon"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_sweep_gives_each_run_a_folder_and_sums_up_the_seeds_of_each_setting(
@@ -672,7 +674,10 @@ def test_a_folder_that_is_no_run_is_one_line(
 # The progress of a run.
 
 
-LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "expected_cohort": 50}
+PROMISE = Guarantee(
+    budget=8.0, delta=1e-5, unit="client", neighbours="zero-out", against=Against.MODELS
+)
+LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "promise": PROMISE.to_dict()}
 
 
 class _Terminal(io.StringIO):
@@ -689,11 +694,11 @@ def test_the_progress_shows_what_matters_at_any_width(
     monkeypatch.setenv("TERM", "xterm")
     stream = _Terminal()
     console = Console(file=stream, width=width, color_system=None)
-    with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
+    with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000) as on_round:
         on_round({**LINE, "round": 998})
         on_round(LINE)
     lines = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line]
-    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.13/8"):
+    for part in ("round 999/1000", "test accuracy 0.937", "epsilon 5.13/8"):
         assert part in lines[-1]
     assert len(lines[-1].rstrip()) <= width
     assert " left" not in lines[-1]  # the run has ended
@@ -719,23 +724,30 @@ def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone() -> None:
 
 
 def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
-    run = RunSummary(
-        path="",
-        variant="",
-        rounds=9,
-        test_accuracy=0.9,
-        epsilon=7.9,
-        delta=1e-5,
-        epsilon_so_far=6.1,
-    )
-    said = (
-        "Report epsilon 7.9, the promise; 6.1, where the progress ended, is lower and not promised"
-    )
-    assert epsilon_jump([run]) == said
-    assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
-    measured = epsilon_jump([replace(run, is_measured_privately=True)])
+    stopped = replace(PROMISE, epsilon=7.9, spent=6.1)
+    run = RunSummary(path="", variant="", rounds=9, test_accuracy=0.9, promise=stopped)
+    assert epsilon_jump([run]) == f"7.9 stated, 6.1 spent. {ENDED_EARLY}"
+    ended = replace(run, promise=replace(stopped, spent=7.9))
+    assert epsilon_jump([ended]) is None
+    measured = epsilon_jump([replace(ended, spent_in_rounds=6.1)])
     assert measured is not None
-    assert measured.endswith("leaves out that the last model was measured on clients' rows")
+    assert measured.endswith("as the last model was measured on clients' rows, too")
+
+
+def test_epsilons_of_different_promises_stand_in_tables_of_their_own() -> None:
+    of_clients = replace(PROMISE, epsilon=7.9, spent=7.9)
+    of_records = replace(of_clients, unit="record", against=Against.SERVER)
+    nothing = replace(of_clients, insecure=True)
+    run = RunSummary(path="", variant="a", rounds=9, test_accuracy=0.9, promise=of_clients)
+    others = [replace(run, variant="b", promise=of_records), replace(run, variant="c")]
+    tables = summary_tables([run, *others, replace(run, variant="d", promise=nothing)])
+    titles = [f"epsilon {of_clients.terms}", f"epsilon {of_records.terms}", "no privacy"]
+    assert [table.title for table in tables] == titles
+    assert [list(table.columns[0].cells) for table in tables] == [
+        [Text("a"), Text("c")],
+        [Text("b")],
+        [Text("d")],
+    ]
 
 
 def test_the_summary_and_the_progress_tell_auc_beside_accuracy() -> None:
@@ -745,20 +757,25 @@ def test_the_summary_and_the_progress_tell_auc_beside_accuracy() -> None:
         variant="",
         rounds=9,
         test_accuracy=0.947,
-        epsilon=3.0,
-        delta=1e-5,
+        promise=replace(PROMISE, epsilon=3.0),
         test_metrics={"auc": 0.462, "balanced_accuracy": 0.5},
     )
     others = [replace(run, variant="rounds=9", test_metrics={})]
-    table = summary_table([run, replace(run, test_metrics={"auc": 0.5}), *others])
-    assert [str(column.header) for column in table.columns][2:4] == ["accuracy", "AUC"]
+    [table] = summary_tables([run, replace(run, test_metrics={"auc": 0.5}), *others])
+    assert [str(column.header) for column in table.columns][2:4] == ["test accuracy", "AUC"]
     assert [str(cell) for cell in table.columns[3].cells] == ["0.481", "-"]
-    assert "AUC" not in [str(column.header) for column in summary_table(others).columns]
-    line = {"round": 100, "test_accuracy": 0.947, "test_auc": 0.462, "epsilon": 2.999}
-    said = describe_round(line, rounds=100, budget=3.0, time_left="time left unknown")
-    assert said.startswith("round 100/100, accuracy 0.947, AUC 0.462, epsilon 3/3")
-    assert len(said) <= 76
-    assert "AUC" not in describe_round(line | {"test_auc": None}, rounds=100, budget=3.0)
+    assert "AUC" not in [str(column.header) for column in summary_tables(others)[0].columns]
+    line: dict[str, Any] = {
+        "round": 100,
+        "test_accuracy": 0.947,
+        "test_auc": 0.462,
+        "epsilon": 2.999,
+    }
+    line |= {"promise": {"budget": 3.0}}
+    said = describe_round(line, rounds=100, time_left="time left unknown")
+    assert said.startswith("round 100/100, test accuracy 0.947, AUC 0.462, epsilon 3/3")
+    assert len(said) <= 80
+    assert "AUC" not in describe_round(line | {"test_auc": None}, rounds=100)
 
 
 def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
@@ -767,17 +784,16 @@ def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
         variant="",
         rounds=9,
         test_accuracy=None,
-        epsilon=7.9,
-        delta=1e-5,
+        promise=replace(PROMISE, epsilon=3.0),
         test_metrics={"r2": 0.4321},
     )
-    table = summary_table([run, replace(run, test_metrics={})])
-    assert [str(column.header) for column in table.columns][2] == "R2"
+    [table] = summary_tables([run, replace(run, test_metrics={})])
+    assert [str(column.header) for column in table.columns][2] == "test R2"
     [cell, *_] = table.columns[2].cells
     assert str(cell) == "0.432"
-    undefined = {"round": 1, "test_r2": None, "epsilon": 1.0}
-    said = describe_round(undefined, rounds=2, budget=4.0, time_left="time left unknown")
-    assert said == "round 1/2, R2 -, epsilon 1/4, time left unknown"
+    undefined = {"round": 1, "test_r2": None, "epsilon": 1.0, "promise": {"budget": 4.0}}
+    said = describe_round(undefined, rounds=2, time_left="time left unknown")
+    assert said == "round 1/2, test R2 -, epsilon 1/4, time left unknown"
 
 
 # fl-dp ledger

@@ -77,8 +77,10 @@ def test_an_experiment_ends_in_a_line_for_each_training(finished: tuple[Path, An
     ]
     for result, run in zip(results, printed["runs"], strict=True):
         assert result.accuracy == run["test_accuracy"]
-        assert (result.epsilon, result.delta) == (run["epsilon"], run["delta"])
-        assert (result.unit, result.rounds, result.measured_on) == ("one client", 2, "test")
+        of_run = run["promise"]
+        assert (result.epsilon, result.delta) == (of_run["epsilon"], of_run["delta"])
+        assert (result.unit, result.neighbours, result.rounds) == ("client", "zero-out", 2)
+        assert (result.against, result.measured_on) == ("whoever sees the models", "test")
         assert result.seconds is not None and result.seconds > 0.0
         assert "dp-accounting" in result.versions
     assert results[0].noise_multiplier == pytest.approx(2.0)

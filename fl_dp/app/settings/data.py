@@ -89,6 +89,11 @@ class TaskOption(Option):
         partition: str
         num_clients: int
 
+    @property
+    def measured_on(self) -> str:
+        """The public rows of accuracy and loss: `test` or `validation`."""
+        return "validation" if self.validation else "test"
+
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()

@@ -27,6 +27,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.files import write_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
@@ -122,7 +123,7 @@ class Stopped:
         assert paid is not None  # it was reserved when the trainings were drawn
         # The copy gets a new date: the old one tells how many trainings came before.
         shutil.copyfile(source.model, self.folder.model)
-        self._write_metrics(source, ledger.plan.budget.epsilon)
+        self._write_metrics(source, ledger.plan)
         ledger.commit(paid)
         ledger.choose(
             name,
@@ -138,9 +139,10 @@ class Stopped:
         self.folder.write_statement(privacy_statement(ledger))
         self.folder.write_settings(chosen)
 
-    def _write_metrics(self, source: RunFolder, epsilon: float) -> None:
+    def _write_metrics(self, source: RunFolder, plan: Plan) -> None:
         # A round of the best training was never released at that training's own epsilon.
-        lines = [line | {"epsilon": epsilon} for line in source.read_metrics()]
+        paid = {"epsilon": plan.budget.epsilon, "promise": Guarantee.of(plan).to_dict()}
+        lines = [line | paid for line in source.read_metrics()]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(self.folder.metrics, text, public=True)
 

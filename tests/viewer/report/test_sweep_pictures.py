@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,49 @@ def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figur
 
 
 def test_a_run_without_privacy_has_no_empty_panel(saved: list[Figure]) -> None:
-    plot_curves({"": lines(0.9)}, NOWHERE, unit="nobody", deltas=[0.0])
+    plot_curves({"": lines(0.9)}, NOWHERE)
     [panel] = saved[0].axes
     assert "nothing is promised" in panel.get_title()
+
+
+def test_epsilons_of_different_promises_have_panels_of_their_own(saved: list[Figure]) -> None:
+    of_clients = along("central", {"1": (0.6,), "8": (0.9,)})
+    of_records = [
+        replace(one, curve="dp_sgd", unit="record", against="everyone, the server included")
+        for one in along("", {"1": (0.5,), "8": (0.7,)})
+    ]
+    without = replace(RESULT, curve="none", x="inf", epsilon=math.inf, accuracy=0.95)
+    results = [*of_clients, *of_records, without]
+    plot_against_axis(results, NOWHERE, label="epsilon", panels=["accuracy"], of_epsilon=True)
+    first, second = saved[0].axes
+    assert "one client (zero-out)" in " ".join(first.get_title().split())
+    assert "one record (zero-out)" in " ".join(second.get_title().split())
+    names = [panel.get_legend_handles_labels()[1] for panel in saved[0].axes]
+    assert names == [["central", "none"], ["dp_sgd", "none"]]
+    assert first.get_ylim() == second.get_ylim()
+
+
+def test_spent_epsilons_of_different_promises_have_panels_of_their_own(
+    saved: list[Figure],
+) -> None:
+    promise = {"budget": 8.0, "delta": 1e-3, "unit": "client", "neighbours": "zero-out"}
+    runs = {}
+    for unit in ("client", "record"):
+        spent = [{"round": at, "test_accuracy": 0.1 * at, "epsilon": 1.0 * at} for at in range(4)]
+        runs[unit] = [[line | {"promise": promise | {"unit": unit}} for line in spent]]
+    plot_curves(runs, NOWHERE)
+    score, *spending = saved[0].axes
+    assert len(score.get_lines()) == 2
+    assert [[line.get_label() for line in panel.get_lines()] for panel in spending] == [
+        ["client"],
+        ["record"],
+    ]
+    for panel, unit in zip(spending, runs, strict=True):
+        title = " ".join(panel.get_title().split())
+        assert title.startswith(f"Privacy spent at delta 0.001, one {unit} (zero-out), against")
+
+
+def test_curves_that_cover_each_other_differ_in_their_dashes(saved: list[Figure]) -> None:
+    plot_curves({"a": lines(0.9), "b": lines(0.9)}, NOWHERE)
+    styles = [line.get_linestyle() for line in saved[0].axes[0].get_lines()]
+    assert styles[0] != styles[1]
