@@ -19,7 +19,6 @@ from fl_dp.promise import NO_PRIVACY, brief_epsilon, ceiling
 from fl_dp.tasks.public_scores import Score
 
 from .live_console import shows_live
-from .numbers import NO_PRIVACY
 
 # Shows one line of `metrics.jsonl`.
 OnRound: TypeAlias = Callable[[dict[str, Any]], None]
