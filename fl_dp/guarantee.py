@@ -57,7 +57,7 @@ class Promising(Protocol):
 
     @property
     def unit(self) -> str:
-        """The protected unit, `client` or `record`."""
+        """The protected unit, of `UNITS`."""
 
     @property
     def neighboring_relation(self) -> str:
@@ -80,7 +80,7 @@ class Guarantee:
             part in stopping there.
         budget: Largest epsilon that may be spent; None without a budget.
         delta: Probability with which epsilon may not hold; None if unknown.
-        unit: The protected unit, `client` or `record`; None if unknown.
+        unit: The protected unit, of `UNITS`; None if unknown.
         neighbours: The neighbouring relation, for example `zero-out`; None if unknown.
         against: The adversary; None if unknown.
         insecure: Whether noise or coins can be predicted.

@@ -6,6 +6,11 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
 
+UNITS = ("client", "person", "record")
+"""Units of promises, each made of whole ones of the next."""
+OF_RECORDS = ("record", "person")
+"""Units whose gradients a node clips one by one: a record, or all of a person's records."""
+
 NO_PRIVACY_ABOVE = 50.0
 """Epsilon above which there is no promise: odds may change by a factor of e^50, of 22 digits."""
 

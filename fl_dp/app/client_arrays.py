@@ -31,6 +31,9 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 
 They may share memory with the caller's arrays: foreign code gets `fresh` ones."""
 
+Persons: TypeAlias = Sequence[Any] | Values | str
+"""Each row's person, as numbers or texts; or the name of a data set's column that has them."""
+
 _ARRAYS = (np.ndarray, Tensor)
 _DEALT_BY = 0  # seed: clients have the same records whenever they are dealt out again
 
@@ -42,6 +45,7 @@ def parts_of(
     partition: int | Sequence[Sequence[int]] | None,
     test: Data | None = None,
     *,
+    persons: Persons | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Pair], Pair | None]:
     """Records and labels of each client, and of the test.
@@ -50,17 +54,22 @@ def parts_of(
         clients: Data of each client; or one data set, with a partition.
         partition: Rows of each client, or the number of clients, to whom rows are dealt evenly.
         test: Public data, if any.
+        persons: Each row's person in one data set, or the name of its column; one person's rows
+            are dealt to one client. None: everybody has one row.
         dtype: Type of floating-point numbers, the module's.
 
     Raises:
         ValueError: There are no clients, none has a record, a row does not exist or is dealt
-            twice, or the test shares memory with a client's data.
+            twice, rows of one person are at two clients, or the test shares memory with a client's
+            data.
         TypeError: Something is not data, or one data set has no partition.
     """
     alone = _is_dataset(clients) or (
         isinstance(clients, tuple) and len(clients) == 2 and isinstance(clients[0], _ARRAYS)
     )
     dealt: Sequence[Any] | None = None
+    if partition is None and persons is not None:
+        raise ValueError("persons are of one data set, whose rows are dealt: write partition=100")
     if partition is None:
         if alone:
             raise TypeError("one data set needs the rows of each client: write partition=100")
@@ -69,13 +78,23 @@ def parts_of(
         if not pairs:
             raise ValueError("there are no clients: give each one's records and labels")
     else:
-        several = [cast(Data, clients)]
-        records, labels = tensors_of(several[0], "the data set", dtype)
+        one, person = _with_persons(cast(Data, clients), persons)
+        several = [one]
+        records, labels = tensors_of(one, "the data set", dtype)
+        if person is not None and person.shape != labels.shape:
+            raise ValueError(
+                f"there are {len(labels)} rows, and persons of shape {person.shape}: give one "
+                "person a row"
+            )
         if isinstance(partition, int):
-            dealt = partition_of(labels.numpy(), num_clients=partition, kind="iid", seed=_DEALT_BY)
+            dealt = partition_of(
+                labels.numpy(), num_clients=partition, kind="iid", seed=_DEALT_BY, persons=person
+            )
         else:
             dealt = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in partition]
             _require_dealt_once(dealt, len(labels))
+            if person is not None:
+                _require_whole_persons(dealt, person)
         pairs = [(records[rows], labels[rows]) for rows in dealt]
     without_records = sum(not len(labels) for _, labels in pairs)
     if without_records == len(pairs):
@@ -107,6 +126,31 @@ def fresh(pair: Pair) -> Pair:
 
 def _is_dataset(data: Any) -> bool:
     return isinstance(data, Dataset) or hasattr(data, "column_names")
+
+
+def _with_persons(data: Data, persons: Persons | None) -> tuple[Data, NDArray[np.int64] | None]:
+    """Return the data without the column of persons, and each row's person as a number."""
+    if persons is None:
+        return data, None
+    if isinstance(persons, str):
+        table = cast(Any, data)
+        if not has_columns(data) or persons not in table.column_names:
+            raise ValueError(
+                f"the data set has no column {persons!r} of persons: name one of its columns, or "
+                "give each row's person, persons=[...]"
+            )
+        data, persons = table.remove_columns(persons), table[persons]
+    _, person = np.unique(np.asarray(persons), return_inverse=True)
+    return data, person.astype(np.int64)
+
+
+def _require_whole_persons(dealt: Sequence[NDArray[np.int64]], person: NDArray[np.int64]) -> None:
+    at_client = np.concatenate([np.unique(person[rows]) for rows in dealt])
+    if divided := len(at_client) - len(np.unique(at_client)):
+        raise ValueError(
+            f"partition divides {divided} persons over several clients, and what is promised to a "
+            "client covers its own rows: give a person's rows to one client"
+        )
 
 
 def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> None:

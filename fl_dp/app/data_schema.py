@@ -31,7 +31,8 @@ _LISTS = {
     "std": float,
     "image_shape": int,
 }
-_KEYS = (*_LISTS, "label_column")
+_TEXTS = ("label_column", "person_column")
+_KEYS = (*_LISTS, *_TEXTS)
 
 
 def pinned_format(file: Path) -> DataFormat:
@@ -61,7 +62,7 @@ def _value(file: Path, key: str, value: Any) -> Any:
         near = difflib.get_close_matches(key, _KEYS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_KEYS)}"
         raise ValueError(f"{file}: there is no key '{key}': {hint}")
-    if key == "label_column":
+    if key in _TEXTS:
         return str(value)
     if not isinstance(value, list) or not value:
         raise ValueError(f"{file}: {key} must be a list, got {value!r}")

@@ -93,6 +93,7 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
         usual_participations=_usual_participations(settings),
         neighboring_relation=relation,
         within_budget=within_budget,
+        unit=settings.task.unit_of_records,
     )
     return plan
 
@@ -233,18 +234,18 @@ def _count_records(settings: Settings) -> int:
             "together, privacy.num_records=..., which is public",
             option="privacy.num_records",
         )
-    from .workload import parts_of  # only here does a plan have to know the data
+    from .workload import count_units  # only here does a plan have to know the data
 
-    return sum(map(len, parts_of(settings)))
+    return count_units(settings)
 
 
-def _roster(settings: Settings) -> dict[str, int]:
-    """Declared number of units, and their distribution on nodes."""
-    roster = {"num_clients": settings.task.num_clients}
+def _roster(settings: Settings) -> dict[str, Any]:
+    """Declared units and their number, and their distribution on nodes."""
+    roster: dict[str, Any] = {"num_clients": settings.task.num_clients}
     if settings.sums_records:
         count = partial(_count_records, settings)
         roster |= settings.privacy.make_by(record_roster, **roster, count=count)
-        return roster
+        return roster | {"unit": settings.task.unit_of_records}
     if settings.simulation.units_at_node > 1:
         roster["units_per_node"] = settings.simulation.units_at_node
     return roster

@@ -43,6 +43,7 @@ from fl_dp.tasks.training import evaluate, one_thread, plain_sgd
 from .client_arrays import (
     Data,
     Pair,
+    Persons,
     are_truth_values,
     dtype_of,
     fresh,
@@ -100,12 +101,13 @@ class PrivateModule:
         return self.statement.delta
 
 
-@with_read_arguments("module", "clients", "test", "strategy")
+@with_read_arguments("module", "clients", "test", "strategy", "persons")
 def train_private(
     module: nn.Module,
     clients: Sequence[Data] | Data,
     *,
     partition: int | Sequence[Sequence[int]] | None = None,
+    persons: Persons | None = None,
     epsilon: float | None = None,
     rounds: int | None = None,
     delta: float | None = None,
@@ -140,6 +142,8 @@ def train_private(
             floating-point labels are numbers.
         partition: For one data set: each client's rows, or the number of clients, to whom rows are
             dealt evenly and at random.
+        persons: For one data set: each row's person, or the name of the column that has it. All
+            rows of a person go to one client.
         epsilon: Budget of the whole training.
         rounds: Number of rounds.
         delta: Delta of the budget; by default half of what the ledger's account has left, and in a
@@ -172,7 +176,7 @@ def train_private(
         raise ValueError(
             "name and cap are of a ledger that is kept: write ledger='ledger.db', or leave them out"
         )
-    parts, public = parts_of(clients, partition, test, dtype=dtype_of(module))
+    parts, public = parts_of(clients, partition, test, persons=persons, dtype=dtype_of(module))
     samples = parts if public is None else [*parts, public]
     require_fitting(module, samples)
     names = trained_names(module)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise
+from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, Persons, RecordWise
 from fl_dp.clients.owner.node_privacy import in_simulation
 from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.codec import decode_text
@@ -44,6 +44,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
         labels: Shape `(n,)`.
         fit: Which rows could be read as records, `(n,)`; None if all could.
         folder: Folder whose files hold these records and nobody else's; None without one.
+        persons: Each row's person, `(n,)`; -1 for a row of nobody. None: records are the units.
     """
 
     record_wise = True
@@ -53,6 +54,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     _: KW_ONLY
     fit: NDArray[np.bool_] | None = None
     folder: str | None = None
+    persons: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Number of rows, unreadable ones included: it is public."""
@@ -79,6 +81,11 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
         if self.folder is not None:
             return fingerprint_of_files(self.folder)
         return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
+
+    def loader(self) -> DataLoader[Any]:
+        """A loader of the units: records, or persons with theirs."""
+        units: Any = self if self.persons is None else Persons(self, self.persons)
+        return DataLoader(units, collate_fn=RecordWise(_as_they_are))
 
 
 def private_client(
@@ -107,7 +114,7 @@ def private_client(
 
     def loader() -> DataLoader[Any]:
         loaded.append(load())
-        return DataLoader(loaded[-1], collate_fn=RecordWise(_as_they_are))
+        return loaded[-1].loader()
 
     return OpacusClient.on_node(
         context,
@@ -138,7 +145,8 @@ def node_records(
     """A client's records as units of secure sums; see `private_client`."""
     return NodeRecords(
         model_fn=lambda context, config: build(),
-        loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
+        loader_fn=lambda context, config: load().loader(),
+        unit=settings.task.unit_of_records,
         dp_sgd=DPSGD(
             criterion=_criterion(settings),
             example=_example(form),

@@ -258,7 +258,7 @@ def train_many(
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         chunk = hosted[start : start + _UNITS_IN_MEMORY]
-        rows = [rows_of_unit(settings, parts[first + unit]) for unit in chunk]
+        rows = [rows_of_unit(settings, dataset, parts[first + unit]) for unit in chunk]
         features, labels = records_of(dataset, np.concatenate(rows))  # where they are trained
         counts = [len(own) for own in rows]
         data = [
@@ -346,7 +346,9 @@ def _records_of(settings: Settings, index: int, node_config: Mapping[str, Any]) 
 
     dataset, rows = data_on_roster(settings, index, node_config, leave_out_unfit=True)
     fit = None if dataset.train_fit is None else dataset.train_fit[rows]
-    return Records(*records_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
+    persons = None if dataset.train_persons is None else dataset.train_persons[rows]
+    folder = own_data_path(node_config)
+    return Records(*records_of(dataset, rows), fit=fit, folder=folder, persons=persons)
 
 
 def node_of(context: Context) -> int:

@@ -149,6 +149,17 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
     return parts
 
 
+def count_units(settings: Settings) -> int:
+    """Number of all clients' records, or of their persons where these are told apart.
+
+    Raises as `parts_of`.
+    """
+    parts, persons = parts_of(settings), dataset_of(settings).train_persons
+    if persons is None:
+        return sum(map(len, parts))
+    return len(np.unique(np.concatenate([persons[rows] for rows in parts])))
+
+
 def check_data(settings: Settings) -> None:
     """Load all that the server needs: errors show before anything is released.
 
@@ -218,12 +229,13 @@ def data_of_unit(
             data_format = replace(data_format, leave_out_unfit=leave_out_unfit or of_records)
         dataset = dataset_of(settings, data_path, data_format)
         own = np.arange(len(dataset.train_y))
-        return dataset, rows_of_unit(settings, own, held_out=held_out)
+        return dataset, rows_of_unit(settings, dataset, own, held_out=held_out)
     _refuse_a_folder_of_the_server(settings, node_config)
     parts = parts_of(settings)
     if index >= len(parts):
         return None
-    return dataset_of(settings), rows_of_unit(settings, parts[index], held_out=held_out)
+    dataset = dataset_of(settings)
+    return dataset, rows_of_unit(settings, dataset, parts[index], held_out=held_out)
 
 
 def fitting(dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -252,15 +264,19 @@ def data_on_roster(
 
 
 def rows_of_unit(
-    settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
+    settings: Settings, dataset: Dataset, rows: NDArray[np.int64], *, held_out: bool = False
 ) -> NDArray[np.int64]:
     """Rows that a unit trains on, or is measured on.
 
-    It trains on all, unless the last model is measured privately: then every fifth is held out.
+    It trains on all, unless the last model is measured privately: then every fifth is held out, or
+    all rows of every fifth person.
     """
     if settings.metrics.private_epsilon is None:
         return rows
-    measured = np.arange(len(rows)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    number = np.arange(len(rows))
+    if dataset.train_persons is not None:
+        _, number = np.unique(dataset.train_persons[rows], return_inverse=True)
+    measured = number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
     if not held_out:
         measured = ~measured
     chosen: NDArray[np.int64] = rows[measured]
@@ -489,6 +505,13 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
             owner.data_schema,
             dict(zip(_SCALES, own_scales, strict=True)),
             dict(zip(_SCALES, server_scales, strict=True)),
+        )
+    of_records = settings.protects_records or settings.sums_records
+    if of_records and (pinned.person_column is None) != (data_format.person_column is None):
+        owner_s, unit = pinned.person_column, settings.task.unit_of_records
+        raise ValueError(
+            f"the training promises to each {unit}, and {owner.data_schema} says person_column: "
+            f"{owner_s}: both have to name the persons, or neither"
         )
     return replace(pinned, splits=data_format.splits)
 

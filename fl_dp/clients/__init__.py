@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .opacus_client import OpacusClient
     from .per_record.dp_sgd import DPSGD
     from .per_record.fit_for_dp_sgd import private_module
+    from .per_record.persons import Persons
     from .per_record.record_batches import FixedLengthPadding, RecordWise
     from .per_record.record_loss import LossInOutputs, WithFullMask
     from .torch_units import TorchUnits
@@ -41,6 +42,7 @@ else:
             "trained_names": "model_exchange",
             "NodeRecords": "node_records",
             "OpacusClient": "opacus_client",
+            "Persons": "per_record.persons",
             "FixedLengthPadding": "per_record.record_batches",
             "RecordWise": "per_record.record_batches",
             "LossInOutputs": "per_record.record_loss",
@@ -60,6 +62,7 @@ __all__ = [
     "NodeUnits",
     "OpacusClient",
     "PersonalClient",
+    "Persons",
     "PolicyRefusal",
     "RecordWise",
     "RecordsInBatches",

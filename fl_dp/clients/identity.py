@@ -212,7 +212,7 @@ def _planned_charge(config: Config, node: NodePrivacy) -> Charge | None:
 
         plan = node.plan(decode_text(RecordPlan, str(config[RECORD_PLAN_KEY])))
         return Charge(
-            account=node.account(unit="record"),
+            account=node.account(unit=plan.unit),
             event=plan.event,
             count=plan.steps,
             cap=node.cap,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import sent_names, set_arrays
+from fl_dp.promise import OF_RECORDS
 
 from .per_record.dp_sgd import DPSGD
 from .per_record.fit_for_dp_sgd import (
@@ -36,18 +37,22 @@ class NodeRecords:
         loader_fn: Returns the data set, or a loader of all of it; see `RecordSource`.
         dp_sgd: Its loss, keys, mode, example and physical batch size are used. The server chooses
             step and denominator, so optimizer and expected batch size are not.
+        unit: `record`, or `person` where `loader_fn` returns `Persons`, as in the server's plan.
     """
 
     model_fn: Callable[[Context, Config], nn.Module]
     loader_fn: Callable[[Context, Config], Source]
     dp_sgd: DPSGD = field(default_factory=DPSGD)
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         """Validate.
 
         Raises:
-            ValueError: A setting would have no effect.
+            ValueError: A setting would have no effect, or the unit is unknown.
         """
+        if self.unit not in OF_RECORDS:
+            raise ValueError(f"unit must be record or person, got {self.unit!r:.50}")
         if self.dp_sgd.expected_batch_size is not None or not self.dp_sgd.secure_randomness:
             raise ValueError(
                 "the plan says what a sum is divided by, and its coins are secret: leave "
@@ -66,7 +71,9 @@ class NodeRecords:
             ValueError: The model can't be trained.
         """
         module = self._built(context, config)
-        self.dp_sgd.gradients(ModuleTemplate(module), clipping_norm=1.0, rng=SecureRandom())
+        self.dp_sgd.gradients(
+            ModuleTemplate(module), unit=self.unit, clipping_norm=1.0, rng=SecureRandom()
+        )
         return module
 
     def __call__(self, context: Context, config: Config, model: ArrayRecord) -> _Gradients:
@@ -81,8 +88,9 @@ class NodeRecords:
         set_arrays(module, model.to_numpy_ndarrays(), names)
         return _Gradients(
             module,
-            RecordSource(self.loader_fn(context, config)),
+            RecordSource(self.loader_fn(context, config), unit=self.unit),
             self.dp_sgd,
+            unit=self.unit,
             message_names=dict(zip(names, model, strict=True)),
         )
 
@@ -102,9 +110,10 @@ class _Gradients:
         source: RecordSource,
         how: DPSGD,
         *,
+        unit: str,
         message_names: dict[str, str],
     ) -> None:
-        self._module, self._source, self._how = module, source, how
+        self._module, self._source, self._how, self.unit = module, source, how, unit
         self._message_names = message_names
 
     def __len__(self) -> int:
@@ -115,7 +124,9 @@ class _Gradients:
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """See `RecordsOfNode.clipped_sum`."""
         template = ModuleTemplate(self._module)
-        gradients = self._how.gradients(template, clipping_norm=clipping_norm, rng=SecureRandom())
+        gradients = self._how.gradients(
+            template, unit=self.unit, clipping_norm=clipping_norm, rng=SecureRandom()
+        )
         sums: dict[str, NDArray[np.float64]] = {}
         count = 0
 

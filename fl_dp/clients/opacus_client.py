@@ -93,7 +93,8 @@ class OpacusClient(NumPyClient):
 
         Args:
             model: A model on the device to train on; see `private_module` if Opacus refuses it.
-            loader: A data set, or a loader of all of it (`RecordSource`). Or a function that
+            loader: A data set, or a loader of all of it (`RecordSource`), of `Persons` where these
+                are the plan's unit. Or a function that
                 returns one, called after the charge: then unreadable data show no error.
             plan: The plan of one participation, with the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
@@ -110,7 +111,7 @@ class OpacusClient(NumPyClient):
 
         Raises:
             ValueError: DP-SGD can't train the model, the loader would not be used whole, the
-                account is not about records, or an add-or-remove-one plan lacks
+                account is of other units than the plan, or an add-or-remove-one plan lacks
                 `expected_batch_size`.
         """
         require_trainable_privately(model)
@@ -123,10 +124,12 @@ class OpacusClient(NumPyClient):
                 "add-or-remove-one hides how many records there are: divide by a public constant, "
                 "DPSGD(expected_batch_size=...), or promise zero-out"
             )
-        if account.unit != "record":
-            raise ValueError(f"DP-SGD protects records, but the account is of a {account.unit}")
+        if account.unit != plan.unit:
+            raise ValueError(
+                f"DP-SGD protects {plan.unit}s, but the account is of a {account.unit}"
+            )
         self._model = model
-        self._source_fn = record_source_fn(loader)
+        self._source_fn = record_source_fn(loader, unit=plan.unit)
         self._loader = loader if isinstance(loader, DataLoader) else None
         self._plan = plan
         self._ledger = ledger
@@ -184,7 +187,7 @@ class OpacusClient(NumPyClient):
             loader,
             plan=own,
             ledger=node.required_ledger,
-            account=node.account(unit="record"),
+            account=node.account(unit=own.unit),
             budget=node.cap,
             limit=node.limit(own.budget, training=own.training),
             witness=node.witness,

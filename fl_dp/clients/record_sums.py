@@ -89,8 +89,8 @@ def sum_of_records(
         reply's metrics: the sums of scalars.
 
     Raises:
-        ValueError: The instruction contradicts itself, or the sum is not finite or not of this
-            model.
+        ValueError: The instruction contradicts itself, the records are other units than the
+            plan's, or the sum is not finite or not of this model.
     """
     bundle, rate = _bundle_of(instruction), instruction.sampling_rate
     assert rate is not None  # checked with the bundle
@@ -98,6 +98,12 @@ def sum_of_records(
     norm = inner_norm(bundle, layout.size)
     with own_chance():
         records = records_fn(context, dict(config), model)
+    asked, unit = instruction.secure_sum, getattr(records, "unit", "record")
+    if unit != (asked.unit if asked is not None else "record"):
+        raise ValueError(
+            f"the sum is charged for another unit than this app's {unit}: write the plan's unit in "
+            "NodeRecords(unit=...)"
+        )
     coins = SecureRandom().bernoulli(rate, min(len(records), instruction.max_units))
     with own_chance():
         gradients, count = records.clipped_sum(np.flatnonzero(coins).tolist(), norm)

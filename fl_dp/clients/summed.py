@@ -14,6 +14,7 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import decode_text
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.mechanisms.noise_share import MOST_UNITS
+from fl_dp.promise import OF_RECORDS
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.message_keys import (
     CONTRIBUTION_METRIC,
@@ -77,7 +78,7 @@ def _of_training(message: Message) -> AskedSum:
     if instruction.client_noise is not None or instruction.compression is not None:
         raise Refused("terms", "a secure sum has its own noise and its own encoding")
     # A record is charged for what it moves itself, or as what it moves of its client's update.
-    if instruction.of_records != (instruction.secure_sum.unit == "record") and (
+    if instruction.of_records != (instruction.secure_sum.unit in OF_RECORDS) and (
         instruction.of_records or instruction.secure_sum.neighboring_relation != "replace-one"
     ):
         raise Refused("terms", "what is charged for is not the unit that is clipped")

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fl_dp.user_code import own_chance
 
-from .per_record.clipped_gradients import moved, rows_of
+from .per_record.clipped_gradients import mapped, moved, rows_of
 from .per_record.dp_sgd import DPSGD
 from .per_record.fit_for_dp_sgd import require_trainable_privately
 from .per_record.made_up_records import WithoutChance, gradients_of
 from .per_record.module_template import ModuleTemplate
-from .per_record.record_batches import Batch, BatchForm, RecordBatches
-from .per_record.record_loss import LossOfEach, MixesRecords
+from .per_record.persons import Persons, batches_of
+from .per_record.record_batches import Batch, BatchForm
+from .per_record.record_loss import LossOfEach, MixesRecords, loss_of_units
 from .per_record.record_source import RecordSource, Source
 from .per_record.single_records import SingleRecords
 
@@ -30,7 +32,7 @@ _TOLERANCE = 1e-3
 def check_training(
     model: nn.Module, loader: Source, dp_sgd: DPSGD | None = None, *, records: int = 8
 ) -> None:
-    """Check on the first records that each has a gradient, whatever the others are.
+    """Check on the first records, or persons, that each has a gradient, whatever the others are.
 
     Args:
         model: As for `OpacusClient`; only a copy is used.
@@ -48,20 +50,22 @@ def check_training(
     require_trainable_privately(model)
     template = ModuleTemplate(model)
     form = BatchForm(inputs=how.input_key, targets=how.target_key)
-    source = RecordSource(loader)
-    batches = RecordBatches(source.loader.dataset, source.loader.collate_fn, form)
+    dataset = loader.dataset if isinstance(loader, DataLoader) else loader
+    unit = "person" if isinstance(dataset, Persons) else "record"
+    source, loss = RecordSource(loader, unit=unit), loss_of_units(how.criterion, unit)
+    batches = batches_of(source.loader, form)
     rows = list(range(min(records, len(source))))
     alone = [batch for batch in map(batches.alone, rows) if batch is not None]
     if not alone:
         raise ValueError("there are no records to look at")
     gradients_of(
         template,
-        LossOfEach(how.criterion),
+        loss,
         mode=how.grad_sample_mode,
-        example=moved(alone[0], template.device),
+        example=moved(_rows_of(alone[0], unit), template.device),
     )
     together = batches.__getitems__(rows)
-    apart, joined = _gradient(template, how, alone), _gradient(template, how, together)
+    apart, joined = _gradient(template, loss, alone), _gradient(template, loss, together)
     if not torch.allclose(joined, apart, rtol=0.0, atol=_TOLERANCE * float(apart.norm())):
         raise MixesRecords(
             f"{len(alone)} records read together have other gradients than each read alone: a "
@@ -70,12 +74,20 @@ def check_training(
         )
 
 
-def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Tensor:
+def _rows_of(batch: Batch, unit: str) -> Batch:
+    """Return the records of a batch of one record or person."""
+    if unit == "record":
+        return batch
+    inputs, targets = mapped(lambda tensor: tensor[0], batch)
+    return inputs, targets
+
+
+def _gradient(template: ModuleTemplate, loss: LossOfEach, batches: list[Batch]) -> Tensor:
     """The sum of the records' gradients, float64, flat, on the CPU."""
     size = sum(parameter.numel() for parameter in template.parameters.values())
     total = torch.zeros(size).double()
     with own_chance(), WithoutChance():
-        alone = SingleRecords(template, LossOfEach(how.criterion))
+        alone = SingleRecords(template, loss)
         for batch in batches:
             inputs, targets = moved(batch, template.device)
             for start in range(len(targets)):

@@ -147,6 +147,8 @@ def _by_records(
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
+    if plan.unit != "record":
+        raise ValueError("canaries are records, not persons: leave task.person_column out")
     from fl_dp.lab.games.canary_records import AuditedRecords, audit_records
     from fl_dp.lab.games.canary_run import MOST_CANARIES
 

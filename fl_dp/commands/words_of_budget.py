@@ -47,7 +47,7 @@ def _of_account(spending: Spending, cap: PrivacyBudget) -> str:
         if most:
             fits.append(f"{most:,} more times {describe_event(event)}")
     names = ", ".join(f"'{name}'" for name in sorted(spending.sources))
-    unit = "record" if spending.unit == "record" else "client as a whole"
+    unit = "client as a whole" if spending.unit == "client" else spending.unit
     return (
         f"Of epsilon {brief_epsilon(cap.epsilon)}, {names} has spent epsilon {spent} for each "
         f"{unit}; what still fits is {', or '.join(fits) or 'nothing'}"

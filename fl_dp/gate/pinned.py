@@ -20,7 +20,10 @@ from .judged_run import JudgedRun
 from .policy import GatePolicy
 
 _ROUND_KEY = "server-round"
-_TERMS = ("noise_multiplier", "sampling_rate", "steps", "clipping_norm", "neighboring_relation")
+_TERMS = (
+    *("noise_multiplier", "sampling_rate", "steps", "clipping_norm"),
+    *("neighboring_relation", "unit"),
+)
 
 
 def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:

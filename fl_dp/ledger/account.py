@@ -300,10 +300,10 @@ class AccountState:
         return math.fsum(entered.ceiling(neighbours) for entered in self.entered.values())
 
     def totals(self) -> dict[Neighbours, float]:
-        """Return the total for every entry's own neighbours, and for the records of clients."""
+        """Return the total for every entry's own neighbours, and for their records."""
         own = [entered.neighbours for entered in self.entered.values()]
         promised = [neighbours for neighbours in own if neighbours is not None]
-        if any(neighbours.unit == "client" for neighbours in promised):
+        if any(neighbours.unit != "record" for neighbours in promised):
             promised.append(Neighbours(unit="record", relation=NeighboringRelation.REPLACE_ONE))
         return {neighbours: self.total(neighbours) for neighbours in promised}
 

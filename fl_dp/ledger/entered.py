@@ -240,8 +240,8 @@ class EnteredRecords(Entered):
 
     @property
     def neighbours(self) -> Neighbours:
-        """A record, by the plan's relation."""
-        return Neighbours(unit="record", relation=self.plan.neighboring_relation)
+        """A record or a person, by the plan's relation."""
+        return Neighbours(unit=self.plan.unit, relation=self.plan.neighboring_relation)
 
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return the budget for its own neighbours, and those that they imply."""

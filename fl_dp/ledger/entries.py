@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_dp.files import StorageUnavailable
 
-SCHEMA = 13  # 10: a cap was a plan's field; 11: it trained all arrays; 12: a ledger had one plan
+SCHEMA = 14  # 11: a plan trained all arrays; 12: a ledger had one plan; 13: a record was no person
 GENESIS = "0" * 64
 ANOTHER_VERSION = 0.01  # relative: bounds on epsilon of other versions and machines may differ so
 

@@ -74,7 +74,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import require_positive
-from fl_dp.promise import Enforcement, epsilon_at_delta
+from fl_dp.promise import UNITS, Enforcement, epsilon_at_delta
 
 from .chain import ChainedLedger
 from .entries import (
@@ -90,7 +90,6 @@ from .store import LedgerStore
 from .witness import Witness
 
 NODE_SCHEMA = 4  # 1: a record was an `example`; 2: an entry was a `record`, too; 3: no run's limit
-_UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
 _LONGEST_ID = 64  # a SHA-256, as Flower makes ids
@@ -244,7 +243,7 @@ class Account:
     spending.
 
     Attributes:
-        unit: `record` or `client` (the node's whole data).
+        unit: `record`, `person` or `client` (the node's whole data).
         source: Name of the data's origin, which stays when they change.
         fingerprint: Digest of the data; None if unknown.
     """
@@ -259,8 +258,8 @@ class Account:
         Raises:
             ValueError: The unit is unknown, or a name is empty or not printable.
         """
-        if self.unit not in _UNITS:
-            raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got '{self.unit}'")
         for name in (self.source, self.fingerprint):
             if name is not None:
                 require_printable(name)

@@ -18,6 +18,7 @@ from fl_dp.accounting import NeighboringRelation, freeze
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.promise import UNITS
 
 from .plan_base import Plan
 
@@ -29,7 +30,7 @@ class Neighbours:
     """The difference between two populations that a promise can't tell apart.
 
     Attributes:
-        unit: `client` or `record`: the one unit in which they differ.
+        unit: One of `UNITS`, in which alone they differ.
         relation: How they differ in it.
     """
 
@@ -46,9 +47,9 @@ class Neighbours:
 def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> float:
     """Return the most epsilon, at the plan's delta, that it may spend for any neighbours.
 
-    Its own neighbours': the budget. A client's release counts for each of its records as if the
-    client's data were replaced, whatever changes in the record. How many records a client has is
-    unknown, so a release of records counts for no client.
+    Its own neighbours': the budget. A client's release counts for each of its persons and records
+    as if the client's data were replaced, whatever changes in the record; so does a person's for
+    its records. How many smaller units are in a larger one is unknown: theirs count for none.
 
     Args:
         plan: With its noise.
@@ -120,7 +121,8 @@ def _relation_of(plan: Plan, neighbours: Neighbours) -> NeighboringRelation | No
     """Return how neighbours differ in the plan's own unit; None: no bound is known."""
     if neighbours.unit == plan.unit:
         return neighbours.relation
-    return NeighboringRelation.REPLACE_ONE if plan.unit == "client" else None
+    is_larger = UNITS.index(plan.unit) < UNITS.index(neighbours.unit)
+    return NeighboringRelation.REPLACE_ONE if is_larger else None
 
 
 @lru_cache(maxsize=256)

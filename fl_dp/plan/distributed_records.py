@@ -10,6 +10,7 @@ from fl_dp.option_errors import require_count
 
 from .clipped import NormClippedPlan
 from .hosting import Hosting
+from .record_plan import require_of_records
 from .shared_noise_plan import SharedNoisePlan
 
 _EVERYBODY = PoissonSampling(sampling_rate=1.0)
@@ -19,14 +20,16 @@ _EVERYBODY = PoissonSampling(sampling_rate=1.0)
 class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     """Each node sums its records' clipped gradients, adds a share of noise, and masks the sum.
 
-    Privacy: for one record, against the server and the nodes that collude with it. Sum over sum it
-    is DP-SGD on the union of all records; no node reveals its number of records.
+    Privacy: for one record (or as `unit` says), against the server and the nodes that collude with
+    it. Sum over sum it is DP-SGD on the union of all records; no node reveals its number of them.
 
     Attributes:
         num_clients: Clients with records, each a node.
         num_records: Approximate number of all records: the divisor, which the contribution check
             compares with a noisy count.
         max_records: Most records of one client; public.
+        unit: `record`, or `person`: all of somebody's records at one node, whose mean gradient is
+            clipped. Where "record" stands here it is then a person.
         sampling: Each record's coins in each round, flipped by its node; by default all take part.
         clipping: L2 bound on one record's gradient.
         Others: See `SharedNoisePlan`.
@@ -36,17 +39,13 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
 
     num_records: int
     max_records: int
+    unit: str = "record"
     sampling: PoissonSampling = _EVERYBODY
 
     @property
     def num_units(self) -> int:
         """The number of records."""
         return self.num_records
-
-    @property
-    def unit(self) -> str:
-        """One record."""
-        return "record"
 
     @property
     def sampling_rate(self) -> float:
@@ -61,6 +60,7 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     def check(self) -> None:
         """Refuse a training without records, and a cap: no ledger counts a record's rounds."""
         require_count(num_records=self.num_records)
+        require_of_records(self.unit)
         super().check()
         self.sampling.require_uncapped(
             "no node says which of its records take part, so nobody counts their rounds"

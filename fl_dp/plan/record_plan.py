@@ -28,6 +28,7 @@ from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.arguments import Arguments
 from fl_dp.guarantee import Against
 from fl_dp.option_errors import OptionError, require_count
+from fl_dp.promise import OF_RECORDS
 
 _SMALLEST_NORM = 1e-10
 
@@ -40,13 +41,14 @@ class RecordPlanArguments(TypedDict):
     participations: int
     clipping_norm: float
     neighboring_relation: NotRequired[NeighboringRelation]
+    unit: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPlan(Arguments):
     """DP-SGD at every client: Poisson samples of its records, clipped gradients, noise.
 
-    Privacy: for one record of one client over the whole training (the unit), neighbours as
+    Privacy: for one record of one client over the whole training (or as `unit` says), neighbours as
     `neighboring_relation` says, against an adversary who sees every model that the client sends,
     the server included, and knows all other records. The rounds that a client takes part in, and
     their number, reveal nothing of a record: neither is hidden, and neither amplifies.
@@ -63,11 +65,12 @@ class RecordPlan(Arguments):
         neighboring_relation: `zero-out` (a client's number of records is public),
             `add-or-remove-one` (it is not; same numbers, but every client must divide by a public
             constant), or `replace-one`.
+        unit: `record`, or `person`: all of somebody's records at one client, whose mean gradient is
+            clipped. Where "record" stands above it is then a person.
         training: Name that outlives restarts, by which clients' ledgers know what the training has
             spent; empty: Flower's run.
     """
 
-    unit: ClassVar[str] = "record"
     against: ClassVar[Against] = Against.SERVER
 
     budget: PrivacyBudget
@@ -78,6 +81,7 @@ class RecordPlan(Arguments):
     clipping_norm: float
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     training: str = ""
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         """Validate.
@@ -88,6 +92,7 @@ class RecordPlan(Arguments):
         super().__post_init__()
         _ = self.event  # checks noise and rate
         require_count(steps=self.steps, participations=self.participations)
+        require_of_records(self.unit)
         if not self.training.isprintable():
             raise OptionError(
                 f"training must be printable, got {self.training!r}", option="training"
@@ -176,6 +181,18 @@ class RecordPlan(Arguments):
             {self.event: count * self.steps},
             self.budget.delta,
             neighboring_relation=self.neighboring_relation,
+        )
+
+
+def require_of_records(unit: str) -> None:
+    """Check that a unit is a record, or a person's records.
+
+    Raises:
+        OptionError: It is neither.
+    """
+    if unit not in OF_RECORDS:
+        raise OptionError(
+            f"unit must be one of {', '.join(OF_RECORDS)}, got '{unit}'", option="unit"
         )
 
 

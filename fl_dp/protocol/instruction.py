@@ -17,6 +17,7 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import decode_text
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.option_errors import require_count, require_positive, require_probability
+from fl_dp.promise import UNITS
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
 
@@ -73,7 +74,7 @@ class SumInstruction:
 
     Attributes:
         rounds: Number of planned sums: rounds, and other releases.
-        unit: `client`, or `record`.
+        unit: `client`, `person` or `record`.
     """
 
     rounds: int
@@ -90,8 +91,8 @@ class SumInstruction:
         """
         require_count(rounds=self.rounds)
         _require_promise(self.epsilon, self.delta, self.neighboring_relation)
-        if self.unit not in ("client", "record"):
-            raise ValueError(f"unit must be client or record, got {self.unit!r:.50}")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r:.50}")
 
 
 @dataclass(frozen=True, kw_only=True)

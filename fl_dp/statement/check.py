@@ -19,6 +19,7 @@ from fl_dp.promise import Enforcement
 from .markdown import statement_markdown
 from .of_clients import privacy_statement
 from .of_records import record_statement
+from .sentences import UNITS
 from .stated_promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
@@ -108,6 +109,7 @@ def _recomputed_record_statement(stated: Mapping[str, Any]) -> dict[str, Any]:
         participations=stated["participations_planned"],
         clipping_norm=stated["clipping_norm"],
         neighboring_relation=NeighboringRelation(stated["neighboring_relation"]),
+        unit="person" if stated["unit"] == UNITS["person"] else "record",
     )
     recomputed = record_statement(
         plan,

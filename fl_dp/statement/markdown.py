@@ -21,6 +21,7 @@ from .words import (
     describe_event,
     neighbours_in_words,
     second_figure_in_words,
+    unit_of_words,
 )
 
 Row = tuple[str, str]
@@ -133,7 +134,7 @@ def _of_records(statement: RecordStatement) -> str:
     asked = "an unknown number"
     if statement.participations is not None:
         asked = f"{statement.participations} at most"
-    planned = statement.participations_planned
+    planned, unit = statement.participations_planned, unit_of_words(statement.unit)
     spent = min(statement.epsilon_so_far.values(), default=0.0)
     rows = [
         _promise(statement),
@@ -148,14 +149,14 @@ def _of_records(statement: RecordStatement) -> str:
         ("over clients", statement.composition),
         ("rule", statement.rule),
         ("noise multiplier", f"{statement.noise_multiplier:.5g} of each step"),
-        ("sampling rate", f"{statement.sampling_rate:g} of a client's records in each step"),
-        ("clipping norm", f"{statement.clipping_norm:g}, of one record's gradient"),
+        ("sampling rate", f"{statement.sampling_rate:g} of a client's {unit}s in each step"),
+        ("clipping norm", f"{statement.clipping_norm:g}, of one {unit}'s gradient"),
         ("rounds of one client", f"{asked} in this run, {planned} planned"),
         ("clients", str(statement.num_clients)),
         *_shared(statement),
         *_public_inputs(statement),
     ]
-    title = "# Privacy statement: records"
+    title = f"# Privacy statement: {unit}s"
     lines = _opening(title, statement, "No privacy against everyone.", rows)
     return "\n".join([*lines, *_closing(statement)])
 
@@ -200,15 +201,18 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
 
 
 def _several_records(statement: Promise) -> list[Row]:
-    """Return the row for one person's records, where the unit is a record."""
+    """Return the row for a person who is several units: records, or at several clients."""
     several = statement.epsilon_of_several
     if several is None:
         return []
+    name, where = "one person's records at one client", "for {} records"
+    if unit_of_words(statement.unit) == "person":
+        name, where = "one person's records at several clients", "at {} clients"
     bounds: list[str] = []
     for count, bound in several.items():
         number = "no number" if bound is None else f"epsilon {rounded_up(bound)}"
-        bounds.append(f"{number} for {count} records")
-    return [("one person's records at one client", f"{', '.join(bounds)}, at the same delta")]
+        bounds.append(f"{number} {where.format(count)}")
+    return [(name, f"{', '.join(bounds)}, at the same delta")]
 
 
 def _so_far(statement: PrivacyStatement) -> list[Row]:

@@ -14,7 +14,7 @@ from fl_dp.plan.ceiling import Neighbours
 from fl_dp.plan.plan_base import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
 
-from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
+from .sentences import MEAN_OF_A_PERSON, NOT_COVERED_OF_CLIENTS, UNITS
 from .several_records import several_records_of
 from .stated_promise import AccountClaims, OwnPromise, PrivacyStatement, SecureSumClaims
 from .words import figure_of, neighbours_in_words, not_covered_of
@@ -46,6 +46,8 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     not_covered += _not_covered_of_plan(plan, enforcement)
     trusted = plan.trusted_behind_gates() if enforcement else plan.trusted
     mechanism = plan.mechanism
+    if plan.unit == "person":
+        mechanism += MEAN_OF_A_PERSON
     if ledger.other_releases_spent:
         mechanism += ", and the other releases that are listed"
     return PrivacyStatement(
@@ -131,7 +133,7 @@ def _sampling(plan: Plan) -> str:
     """Return the law of cohorts in words, with the rounds that one client is charged for."""
     cap = plan.sampling.cap
     if cap is None:
-        return plan.sampling.describe(plan.hosting.sampled)
+        return plan.sampling.describe(_sampled(plan))
     least = " of the least noise" if len(set(plan.noise_multipliers)) > 1 else ""
     law = plan.sampling.describe().partition(":")[0]
     return f"{law}: {cap} rounds{least} are charged in full, a client's most"
@@ -193,7 +195,7 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     guaranteed = shares.guaranteed if noise.secure_sum.roster else None
     return SecureSumClaims(
         nodes=shares.cohort,
-        sampled=plan.hosting.sampled,
+        sampled=_sampled(plan),
         least=shares.least,
         guaranteed=guaranteed,
         colluding=shares.colluding,
@@ -201,6 +203,11 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
         slack=plan.slack,
         epsilon_of_models=plan.epsilon(public_history).within(plan.budget.epsilon).best,
     )
+
+
+def _sampled(plan: Plan) -> str:
+    """Return the word for what a round samples."""
+    return plan.unit if plan.hosting.of_records else plan.hosting.sampled
 
 
 def promise_in_words(plan: Plan) -> dict[str, str]:

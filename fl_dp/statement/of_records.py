@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_dp.accounting import EpsilonBounds, History
+from fl_dp.accounting import EpsilonBounds, History, NeighboringRelation
 from fl_dp.accounting.second_figure import second_figure
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
 from .sentences import (
+    MEAN_OF_A_PERSON,
     NEIGHBOURS,
     NOT_COVERED_OF_RECORDS,
+    NUMBER_IS_PUBLIC,
     PROMISE_TO_RECORDS,
     TRUSTED_NAMED_APP,
+    UNITS,
 )
-from .several_records import epsilon_of_several
+from .several_records import epsilon_at_several_clients, epsilon_of_several
 from .stated_promise import RecordStatement
 from .words import figure_of, not_covered_of
 
@@ -70,11 +73,19 @@ def record_statement(
         "rows of an app": declared_gradients is None,
         "figure": second.above_ours,
     }
-    slots = {"rows": declared_gradients, "figure": figure_of(second)}
+    units = {"unit": plan.unit, "units": f"{plan.unit}s"}
+    slots = {"rows": declared_gradients, "figure": figure_of(second)} | units
     not_covered = not_covered_of(NOT_COVERED_OF_RECORDS, holds, **slots)
     promise: dict[str, Any] = {
-        name: text.format(steps=plan.steps) for name, text in PROMISE_TO_RECORDS.items()
+        name: text.format(steps=plan.steps, **units) for name, text in PROMISE_TO_RECORDS.items()
     }
+    of_persons = plan.unit == "person"
+    if of_persons:
+        promise["mechanism"] += MEAN_OF_A_PERSON
+    neighbours = NEIGHBOURS[plan.unit][plan.neighboring_relation]
+    if plan.neighboring_relation is NeighboringRelation.ZERO_OUT:
+        neighbours += NUMBER_IS_PUBLIC.format(**units)
+    several = epsilon_at_several_clients if of_persons else epsilon_of_several
     if named:
         promise["trusted"] = TRUSTED_NAMED_APP
     return RecordStatement(
@@ -85,7 +96,8 @@ def record_statement(
         budget=plan.budget,
         neighboring_relation=plan.neighboring_relation,
         against=plan.against,
-        neighbours=NEIGHBOURS["record inside clients"][plan.neighboring_relation],
+        unit=UNITS[plan.unit],
+        neighbours=neighbours,
         noise_multiplier=plan.noise_multiplier,
         sampling_rate=plan.sampling_rate,
         clipping_norm=plan.clipping_norm,
@@ -94,9 +106,7 @@ def record_statement(
         participations_planned=plan.participations,
         num_clients=num_clients,
         declared_gradients=declared_gradients,
-        epsilon_of_several=epsilon_of_several(
-            history, plan.budget.delta, plan.neighboring_relation
-        ),
+        epsilon_of_several=several(history, plan.budget.delta, plan.neighboring_relation),
         second_figure=second,
         enforcement=enforcement if named else None,
         insecure=not secure_randomness,

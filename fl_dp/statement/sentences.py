@@ -11,6 +11,7 @@ from fl_dp.plan.plan_base import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS, ROWS_THA
 
 UNITS = {
     "client": "one client's whole contribution over the whole training",
+    "person": "one person with all of their records at one client, over the whole training",
     "record": "one record of one client, over the whole training",
 }
 
@@ -22,20 +23,24 @@ NEIGHBOURS = {
         ),
         NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
     },
+    "person": {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a person's records or does not",
+        NeighboringRelation.ZERO_OUT: (
+            "a person contributes with all of their records, or contributes zero throughout"
+        ),
+        NeighboringRelation.REPLACE_ONE: (
+            "all records of one person at a client are replaced by any others"
+        ),
+    },
     "record": {
         NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
         NeighboringRelation.ZERO_OUT: "a record contributes, or contributes zero throughout",
         NeighboringRelation.REPLACE_ONE: "one record of a client is replaced by any other",
     },
-    "record inside clients": {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
-        NeighboringRelation.ZERO_OUT: (
-            "a record contributes, or contributes zero throughout; how many records a client has "
-            "is public"
-        ),
-        NeighboringRelation.REPLACE_ONE: "a record of a client is replaced by any other",
-    },
 }
+
+NUMBER_IS_PUBLIC = "; how many {units} a client has is public"
+"""Goes on from zero-out neighbours inside clients, which divide by that number."""
 
 EVENTS = {
     "gaussian": "Gaussian, noise multiplier {noise_multiplier:.5g}",
@@ -135,12 +140,12 @@ NOT_COVERED_OF_RECORDS = {
     ),
     "figure": _FIGURE,
     "clients": (
-        "clients as a whole: what all records of one client say together (a `CentralPlan` or "
+        "clients as a whole: what all {units} of one client say together (a `CentralPlan` or "
         "a `LocalPlan` protects that, alone or with this)"
     ),
-    "two clients": "data that lie at two clients: what each releases of a record adds up",
+    "two clients": "data that lie at two clients: what each releases of a {unit} adds up",
     "runs": (
-        "what other runs release of the same records: each has a budget of its own, and a node's "
+        "what other runs release of the same {units}: each has a budget of its own, and a node's "
         "owner caps all of them together (`dp-max-epsilon`)"
     ),
     "choice": _CHOICE,
@@ -157,19 +162,21 @@ NOT_COVERED_OF_RECORDS = {
 }
 """The same of the promise to records inside clients."""
 
+MEAN_OF_A_PERSON = "; a person's gradient is the mean of those of their records, clipped once"
+"""Goes on from a mechanism whose units are persons."""
+
 PROMISE_TO_RECORDS = {
-    "unit": UNITS["record"],
     "adversary": (
-        "sees every model that each client sends, the server included, and knows all other records"
+        "sees every model that each client sends, the server included, and knows all other {units}"
     ),
     "trusted": "each client's own software, with its records, its noise and its ledger",
     "mechanism": (
         "DP-SGD at each client: Gaussian noise on the sum of the clipped gradients of a Poisson "
-        "sample of its records, {steps} steps a round"
+        "sample of its {units}, {steps} steps a round"
     ),
     "composition": (
-        "the largest epsilon of any client, not their sum: records of different clients are "
-        "different records; a client whose ledger is spent contributes nothing. A client whose "
+        "the largest epsilon of any client, not their sum: {units} of different clients are "
+        "different {units}; a client whose ledger is spent contributes nothing. A client whose "
         "owner allows less has more noise: its own smaller number stands in its node's ledger"
     ),
     "rule": (

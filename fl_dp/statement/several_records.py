@@ -1,10 +1,10 @@
-"""Epsilon of one person's several records, where the promise is to one record."""
+"""Epsilon of several units that are one person: records, or their shares at several clients."""
 
 from __future__ import annotations
 
 import math
 
-from fl_dp.accounting import History, NeighboringRelation
+from fl_dp.accounting import History, NeighboringRelation, epsilon, freeze
 from fl_dp.accounting.groups import epsilon_of_group
 from fl_dp.ledger import SpentLedger
 
@@ -29,14 +29,31 @@ def epsilon_of_several(
     return epsilons
 
 
-def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
-    """Return the same for a training whose units are records; None: they are clients.
+def epsilon_at_several_clients(
+    history: History | None, delta: float, relation: NeighboringRelation
+) -> dict[str, float | None]:
+    """Return epsilon by the number of clients that have records of one person.
 
-    An update is clipped as a whole: many changed records of one client move it no more than one
-    does. Records of sums each move the sum on their own.
+    Each releases as much, by coins and noise of its own: their releases compose.
+    """
+    epsilons: dict[str, float | None] = {}
+    for clients in RECORDS_OF_ONE_PERSON:
+        bound = math.inf
+        if history is not None:
+            together = [(event, clients * count) for event, count in freeze(history)]
+            bound = epsilon(together, delta, neighboring_relation=relation).best
+        epsilons[str(clients)] = bound if math.isfinite(bound) else None
+    return epsilons
+
+
+def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
+    """Return the same for a training of records or persons; None: of clients.
+
+    A person at several nodes is several units. An update is clipped as a whole: many changed
+    records of one client move it no more than one does. Records of sums each move the sum.
     """
     plan = ledger.plan
-    if plan.unit != "record":
+    if plan.unit == "client":
         return None
     if not plan.hosting.of_records:
         best = ledger.promise().best

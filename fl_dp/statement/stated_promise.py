@@ -41,7 +41,8 @@ class Promise:
         shared_parameters: Parameters that left the nodes; None: all did. Others are neither
             released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
-            together, at the same delta. None for a number: no bound is known.
+            together, at the same delta; where it is a person: of one at so many clients. None for a
+            number: no bound is known.
         public_inputs: Data that count as public: encoders, public records, first weights, rows
             held out of the own data to measure the model. Nothing is promised to their sources.
             None: there were none.
@@ -141,7 +142,7 @@ class SecureSumClaims:
 
     Attributes:
         nodes: Number of nodes of a sum.
-        sampled: `record` where nodes add up gradients of their records, else `client`.
+        sampled: `record` or `person` where nodes add up such gradients, else `client`.
         least: Fewest repliers of a sum, if the server follows the protocol.
         guaranteed: Fewest nodes of any sum that a lying server can open; None without a roster.
         colluding: Number of nodes that may reveal their shares to the server.

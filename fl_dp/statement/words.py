@@ -14,8 +14,12 @@ from .sentences import EVENTS, NEIGHBOURS, SECOND_FIGURE, UNITS
 
 def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
     """Return the neighbouring data in words, by a unit's words and a relation."""
-    kind = "record" if unit == UNITS["record"] else "client"
-    return NEIGHBOURS[kind][relation]
+    return NEIGHBOURS[unit_of_words(unit)][relation]
+
+
+def unit_of_words(words: str) -> str:
+    """Return the unit that a statement describes, a key of `UNITS`; `client` if it is none."""
+    return next((unit for unit, described in UNITS.items() if described == words), "client")
 
 
 def describe_event(event: PrivacyEvent) -> str:

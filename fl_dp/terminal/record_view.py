@@ -31,14 +31,14 @@ def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
 def record_plan_table(plan: RecordPlan) -> Table:
     """Return the numbers as a table for the terminal."""
     return numbers_table(
-        f"Records of each client: {plan.participations} rounds of {plan.steps} steps, "
-        f"Poisson samples at rate {plan.sampling_rate:g}",
+        f"{plan.unit.capitalize()}s of each client: {plan.participations} rounds of {plan.steps} "
+        f"steps, Poisson samples at rate {plan.sampling_rate:g}",
         [
             (
                 "noise multiplier (noise std on a step's sum / clipping norm)",
                 f"{plan.noise_multiplier:.5f}",
             ),
-            ("clipping norm of one record's gradient", f"{plan.clipping_norm:g}"),
+            (f"clipping norm of one {plan.unit}'s gradient", f"{plan.clipping_norm:g}"),
             ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(plan.epsilon()),
         ],

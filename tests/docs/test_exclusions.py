@@ -107,6 +107,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "dp_sgd=on metrics.private_epsilon=1",
         f"{_SHARES} selection=public metrics.private_epsilon=1",
     ),
+    ("task=csv task.person_column=patient features=patches features.public=9",),
     ("statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",),
     (*(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")), f"{_TUNED} dp_sgd=on"),
     (f"{_TUNED} privacy.noise_multiplier=2",),

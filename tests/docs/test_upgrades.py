@@ -83,7 +83,7 @@ def test_a_plan_that_is_written_with_other_fields_has_another_schema() -> None:
     ]
     assert {plan.kind for plan in plans} == set(KINDS)
     written = digest(f"{plan.kind}.{name}" for plan in plans for name in names_in(plan.to_dict()))
-    assert (SCHEMA, written) == (13, "3dc53b25128b")
+    assert (SCHEMA, written) == (14, "ef9ca819c3e6")
 
 
 def test_messages_with_other_fields_have_another_version() -> None:

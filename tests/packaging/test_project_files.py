@@ -32,6 +32,7 @@ NEEDS_MORE = {
     "pfl_units": "pfl-research; `clients.py --case units` starts it in an environment of its own",
     "adult_jobs": "Adult; it times nothing, and benchmarks/accuracy.py trains on what it writes",
     "halved_photographs": "CIFAR-10; it times nothing, and `make experiments` runs it",
+    "persons": "minutes; it times nothing, and docs/records.md has its numbers",
     "public_network_alone": "CIFAR-10 and the weights of examples/encoders",
 }
 

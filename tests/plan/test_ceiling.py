@@ -76,6 +76,20 @@ def test_a_replaced_unit_covers_one_that_contributes_zero_and_no_unit_that_is_ad
     assert math.isinf(ceiling(record, added))
 
 
+def test_a_person_s_release_counts_for_its_records_as_replaced_and_for_no_client() -> None:
+    records: Any = PLANS["distributed_records"]().calibrated()
+    plan = replace(records, unit="person")
+    person = Neighbours(unit="person", relation=ZERO_OUT)
+    assert ceiling(plan, person) == plan.budget.epsilon
+    assert ceiling(plan, RECORD) == ceiling(plan, REPLACED_RECORD) > 1.1 * plan.budget.epsilon
+    assert ceiling(plan, RECORD) == ceiling(plan, replace(person, relation=REPLACE_ONE))
+    assert math.isinf(ceiling(plan, CLIENT))
+    # Neither is known of a person what its records were promised; a client's covers both.
+    assert math.isinf(ceiling(records, person))
+    of_clients = calibrated_plan(BUDGET, rounds=5, sampling_rate=0.25, **SIZES)
+    assert ceiling(of_clients, person) == ceiling(of_clients, RECORD) > BUDGET.epsilon
+
+
 def test_records_of_sums_say_nothing_known_of_a_client() -> None:
     plan = PLANS["distributed_records"]().calibrated()
     assert plan.unit == "record"

@@ -179,7 +179,7 @@ def test_what_the_server_could_do_is_left_out_where_it_is_not_trusted() -> None:
         (GROUPED, "schedule units_per_node total_weight unit"),
         (LOCAL, "metrics total_weight units_per_node coins_at_nodes correlation"),
         (DISTRIBUTED, "correlation total_weight unit"),
-        (RECORDS, "metrics total_weight unit"),
+        (RECORDS, "metrics total_weight correlation"),
     ],
     ids=[plan.kind for plan in EACH],
 )

@@ -54,8 +54,7 @@ def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
     if kind is DistributedRecordsPlan:
         given["max_records"] = given.pop("units_per_node", 1)
         given["num_records"], given["num_clients"] = given.pop("num_clients"), given.pop("nodes")
-        for implied in ("unit", "coins_at_nodes"):
-            given.pop(implied, None)
+        given.pop("coins_at_nodes", None)  # implied
     if "clipping_norm" in given:
         given["clipping"] = FixedClipping(norm=given.pop("clipping_norm"))
     given["other_releases"] = freeze(given.get("other_releases", ()))

@@ -59,6 +59,10 @@ class Table:
         count = len(batch[next(iter(batch))])
         return [{name: values[row] for name, values in batch.items()} for row in range(count)]
 
+    def remove_columns(self, names: str | list[str]) -> Self:
+        removed = [names] if isinstance(names, str) else names
+        return type(self)({name: self[name] for name in self.column_names if name not in removed})
+
     def with_transform(self, transform: Callable[[Batch], Batch]) -> Self:
         table = type(self)(self._columns)
         table._transform = transform

@@ -70,6 +70,7 @@ _FORMAT = made_by(
     label_range=key(),
     label_column=key(tracked=False),
     client_column=key(tracked=False),
+    person_column=key(tracked=False),
     columns=key(tracked=False),
     image_shape=key(),
     mean=key(tracked=False),
@@ -112,6 +113,11 @@ class TaskOption(Option):
         self._check_own_data()
 
     @property
+    def unit_of_records(self) -> str:
+        """The unit where records are protected: `person`, if they are told apart, or `record`."""
+        return "record" if self.person_column is None else "person"
+
+    @property
     def held_out_by(self) -> list[str]:
         """Settings by which rows of the user's own data measure the model after each round."""
         keys = {
@@ -144,7 +150,8 @@ class TaskOption(Option):
                 option="task.label_range",
             )
         distinct("task.columns", self.columns, least=1)
-        for role, column in (("label", self.label_column), ("client", self.client_column)):
+        columns = {role: getattr(self, f"{role}_column") for role in ("label", "client", "person")}
+        for role, column in columns.items():
             if column in (self.columns or ()):
                 raise OptionError(
                     f"task.columns has '{column}', which is task.{role}_column: it can't "
@@ -158,11 +165,14 @@ class TaskOption(Option):
                 "task.client_column too, the column that names each row's client",
                 option="task.client_column",
             )
-        if self.client_column == self.label_column:
-            raise OptionError(
-                f"task.client_column and task.label_column are both '{column}'",
-                option="task.client_column",
-            )
+        for role in ("client", "person"):
+            if columns[role] == self.label_column:
+                raise OptionError(
+                    f"task.{role}_column and task.label_column are both '{self.label_column}'",
+                    option=f"task.{role}_column",
+                )
+        if self.person_column is not None:
+            self._check_persons()
         shape = [1, 1, 1] if self.image_shape is None else self.image_shape
         if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
             raise OptionError(
@@ -181,6 +191,22 @@ class TaskOption(Option):
         if not all(map(math.isfinite, self.mean or ())):
             raise OptionError(f"task.mean must be finite, got {self.mean}", option="task.mean")
         between_0_and_1("task.test_fraction", self.test_fraction)
+
+    def _check_persons(self) -> None:
+        """Refuse what deals out rows, or has no column."""
+        refused = {
+            f"task={self.name}": self.name == "folder",
+            f"task.partition={self.partition}": self.partition in ("dirichlet", "shards"),
+            "task.records_per_client": self.records_per_client is not None,
+        }
+        for setting, is_refused in refused.items():
+            if is_refused:
+                raise OptionError(
+                    f"task.person_column keeps a person's rows of a table together, and {setting} "
+                    "deals out rows: write task.partition=iid, natural or nodes of a table, "
+                    "without task.records_per_client",
+                    option="task.person_column",
+                )
 
 
 TASK = option(

@@ -27,6 +27,7 @@ def record_plan(
     usual_participations: int,
     neighboring_relation: NeighboringRelation,
     within_budget: bool,
+    unit: str,
     *,
     epsilon: Positive | None = 8.0,
     delta: Annotated[float, between_0_and_1] = 1e-5,
@@ -43,6 +44,7 @@ def record_plan(
         usual_participations: Rounds that almost no client exceeds.
         neighboring_relation: Neighbours of the promise.
         within_budget: Whether noise that spends more than the budget is refused.
+        unit: `record` or `person`.
         epsilon: Budget of each client's records over all that its node ever releases; None only
             with a noise multiplier.
         delta: Delta of that budget, below one over a client's records.
@@ -72,6 +74,7 @@ def record_plan(
         "participations": participations,
         "clipping_norm": clipping_norm,
         "neighboring_relation": neighboring_relation,
+        "unit": unit,
     }
     if noise_multiplier is None:
         assert epsilon is not None  # the settings refuse both being null

@@ -281,6 +281,12 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         "privacy=distributed write selection.sampling_rate=1",
     ),
     Exclusion(
+        options=("task.person_column", "features.public"),
+        when=lambda run: run.task.person_column is not None and run.features.public > 0,
+        why="a person could have public and private rows",
+        instead="leave features.public out",
+    ),
+    Exclusion(
         options=("statistic.law", "privacy.noise_multiplier"),
         when=lambda run: (
             run.privacy.get("noise_multiplier") is not None and run.statistic.law is not None

@@ -51,7 +51,7 @@ from .made_up_records import GRAD_SAMPLE_MODES, gradients_of
 from .module_template import ModuleTemplate
 from .record_batches import BatchForm
 from .record_gradients import RecordGradients
-from .record_loss import LossOfEach
+from .record_loss import loss_of_units
 from .record_source import RecordSource, Source
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -104,12 +104,12 @@ class DPSGD(Arguments):
         return None if self.grad_sample_mode == "records" else self.grad_sample_mode
 
     def gradients(
-        self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
+        self, template: ModuleTemplate, *, unit: str, clipping_norm: float, rng: SecureRandom
     ) -> RecordGradients:
         """Return a model's `RecordGradients`.
 
-        `clipping_norm` is the L2 bound on one record's gradient; `rng` seeds the coins of dropout
-        and of reading.
+        `clipping_norm` is the L2 bound on the gradient of one `unit`, a `record` or a `person`;
+        `rng` seeds the coins of dropout and of reading.
 
         Raises:
             ValueError: The model can't be trained, on the example or by Opacus.
@@ -120,7 +120,10 @@ class DPSGD(Arguments):
         if self.example is not None:
             example = moved(form.split(self.example), template.device)
         gradients = gradients_of(
-            template, LossOfEach(self.criterion), mode=self.grad_sample_mode, example=example
+            template,
+            loss_of_units(self.criterion, unit),
+            mode=self.grad_sample_mode,
+            example=example,
         )
         return RecordGradients(
             template,
@@ -184,9 +187,10 @@ def train_with_dp_sgd(
     Args:
         model: A model on its device; only its trained parameters change, at the end.
         loader: A data set, or a loader of all of it, whose batch size and order are not used; see
-            `RecordSource`. A batch is a tuple, targets last, or a mapping (`DPSGD.input_key`);
-            inputs are a tensor, a tuple of them, or a mapping of keyword arguments. Your own
-            collation gets one record at a time, unless it is `RecordWise`.
+            `RecordSource`; of `Persons` where they are the plan's unit. A batch is a tuple, targets
+            last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple of them, or a
+            mapping of keyword arguments. Your own collation gets one record at a time, unless it is
+            `RecordWise`.
         plan: The plan that is charged.
         how: All other choices.
         rng: Source of noise and coins; a fresh secure one by default.
@@ -195,7 +199,7 @@ def train_with_dp_sgd(
         ValueError: The model can't be trained, or the loader would not be used whole.
         Exception: Any error of the data set's `len`, the optimizer or a worker of the loader.
     """
-    records = RecordSource(loader)
+    records = RecordSource(loader, unit=plan.unit)
     participation = PrivateSteps(model, plan=plan, how=how, rng=rng)
     participation.read(records)
     participation.train()
@@ -260,7 +264,7 @@ class PrivateSteps:
         _require_moving(how, self._parameters)
         self._optimizer = _optimizer_of(how, self._parameters)
         self._gradients = how.gradients(
-            self.template, clipping_norm=plan.clipping_norm, rng=self._rng
+            self.template, unit=plan.unit, clipping_norm=plan.clipping_norm, rng=self._rng
         )
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -22,7 +22,7 @@ from fl_dp.user_code import Contained, own_chance
 from .clipped_gradients import Clip, Gradients, clipped_sum, mapped, rows_of
 from .module_template import ModuleTemplate
 from .opacus_gradients import GhostGradients, HookGradients
-from .record_loss import MixesRecords
+from .record_loss import LossOfEach, LossOfPersons, MixesRecords
 from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -33,6 +33,8 @@ _NOT_FOLLOWED = (
     "DPLSTM and DPGRU (private_module). It said: %s"
 )
 _RECORDS = 4
+_ROWS = 3
+"""Of a made-up person."""
 _MOVE = 0.05
 _TOLERANCE = 1e-3
 """Share of a parameter's length; equal computations differ by about 1e-6."""
@@ -49,16 +51,16 @@ _OF_OPACUS = {"hooks": HookGradients, "ghost": GhostGradients}
 
 
 def gradients_of(
-    template: ModuleTemplate, loss: nn.Module, *, mode: str, example: tuple[Any, Tensor] | None
+    template: ModuleTemplate, loss: LossOfEach, *, mode: str, example: tuple[Any, Tensor] | None
 ) -> Gradients:
     """Return the way to a model's gradients, tried on made-up records.
 
     Args:
         template: The model.
-        loss: Maps a batch's outputs and targets to each record's loss, `(n,)`.
-        mode: One of `GRAD_SAMPLE_MODES`.
-        example: Inputs and targets of at least one made-up record, on the model's device. None:
-            nothing is tried.
+        loss: The loss of each record, or of each person.
+        mode: One of `GRAD_SAMPLE_MODES`; for persons `records`.
+        example: Inputs and targets of at least one made-up record, on the model's device; rows of
+            persons are made of it, too. None: nothing is tried.
 
     The answer is about these objects alone, and is found anew for others of the same class.
 
@@ -66,8 +68,15 @@ def gradients_of(
         ValueError: The model can't be trained on such records, or not in this mode.
         NotImplementedError: Opacus can't train it.
     """
+    if loss.unit == LossOfPersons.unit and mode in _OF_OPACUS:
+        raise ValueError(
+            f"grad_sample_mode='{mode}' clips each row, and a person's rows are clipped together: "
+            "write grad_sample_mode='records'"
+        )
     alone = SingleRecords(template, loss)
     if example is not None:
+        if loss.unit == LossOfPersons.unit:
+            example = made_up_person(example)
         _require_trained(template, loss, example)
         alone = records_alone(template, loss, example)
         if mode in _OF_OPACUS:
@@ -78,7 +87,7 @@ def gradients_of(
 
 
 def _require_trained(
-    template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
+    template: ModuleTemplate, loss: LossOfEach, example: tuple[Any, Tensor]
 ) -> None:
     """Check that training finds a gradient, in the example's own dtypes.
 
@@ -106,7 +115,7 @@ def _require_trained(
 
 
 def records_alone(
-    template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
+    template: ModuleTemplate, loss: LossOfEach, example: tuple[Any, Tensor]
 ) -> SingleRecords:
     """Return the quickest way that gives the gradients of autograd record by record.
 
@@ -173,8 +182,8 @@ def _require_used(template: ModuleTemplate, gradients: Sequence[Tensor]) -> None
 
 def require_rows_are_records(
     template: ModuleTemplate,
-    loss: nn.Module,
-    way: Callable[[ModuleTemplate, nn.Module], HookGradients],
+    loss: LossOfEach,
+    way: Callable[[ModuleTemplate, LossOfEach], HookGradients],
     example: tuple[Any, Tensor],
 ) -> None:
     """Check that one of Opacus' ways gives the gradients that the records have alone.
@@ -221,7 +230,7 @@ def require_rows_are_records(
 
 
 def _exact(
-    template: ModuleTemplate, loss: nn.Module, example: tuple[Any, Tensor]
+    template: ModuleTemplate, loss: LossOfEach, example: tuple[Any, Tensor]
 ) -> tuple[ModuleTemplate, tuple[Any, Tensor]]:
     """Return both in float64, where rounding flips no ReLU, unless the model needs its dtype."""
 
@@ -256,6 +265,13 @@ def made_up(example: tuple[Any, Tensor], count: int, scale: float = 1.0) -> tupl
         return rows.flatten(1).gather(1, order.to(rows.device)).view_as(rows)
 
     return mapped(changed, inputs), targets[torch.arange(count) % len(targets)]
+
+
+def made_up_person(example: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
+    """Return one person of a few rows, made of an example's records."""
+    rows = torch.arange(_ROWS) % len(example[1])
+    inputs, targets = mapped(lambda tensor: tensor[rows][None], example)
+    return inputs, targets
 
 
 def _shortened(records: tuple[Any, Tensor]) -> tuple[Any, Tensor]:

@@ -39,6 +39,7 @@ from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import Factors
 from .noted_layers import EmbeddingTable, LayerUse, Linear
+from .record_loss import LossOfEach
 from .single_records import SingleRecords
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -51,7 +52,7 @@ class RowsAreNotRecords(ValueError):
 class HookGradients:
     """Gradients by Opacus' hooks: `Gradients`."""
 
-    def __init__(self, template: ModuleTemplate, loss: nn.Module) -> None:
+    def __init__(self, template: ModuleTemplate, loss: LossOfEach) -> None:
         """Take a model; `loss` maps outputs and targets to each record's loss, `(n,)`.
 
         Raises:

@@ -26,7 +26,8 @@ from fl_dp.user_code import own_chance
 
 from .clipped_gradients import ClippedGradients, Gradients
 from .module_template import ModuleTemplate
-from .record_batches import Batch, BatchForm, RecordBatches
+from .persons import batches_of
+from .record_batches import Batch, BatchForm
 from .record_source import RecordSource
 from .record_workers import batches_of_workers
 
@@ -35,6 +36,8 @@ logger = logging.getLogger("flwr.fl_dp.client")
 _ON_CPU = 1 << 25
 """Bytes of one parameter's gradients; each pass maps and clears larger blocks again."""
 _MOST_ON_CPU, _MOST, _MOST_ROWS = 64, 1024, 256
+_PERSONS = 8
+"""How many times as many persons are read at once as records are."""
 _COPIES = 6
 """Copies of a record's gradient that a pass may hold, its activations included."""
 
@@ -117,7 +120,10 @@ class RecordGradients:
     ) -> None:
         ends: deque[bool] = deque()
         self._clipped.start_again()
-        for batches in self._batches(_split(samples, self._at_once, ends)):
+        at_once = self._at_once
+        if at_once is not None and self._source is not None and self._source.unit == "person":
+            at_once *= _PERSONS  # only those with as many rows go through the model together
+        for batches in self._batches(_split(samples, at_once, ends)):
             for inputs, targets in batches:
                 self._clipped.add(inputs, targets)
             if not ends.popleft():
@@ -129,7 +135,7 @@ class RecordGradients:
     def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
         assert self._source is not None  # read before
         loader = self._source.loader
-        records = RecordBatches(loader.dataset, loader.collate_fn, self._form)
+        records = batches_of(loader, self._form)
         if loader.num_workers:
             return batches_of_workers(records, samples, loader)
         return DataLoader(

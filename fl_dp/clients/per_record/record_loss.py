@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class LossOfEach(nn.Module):
 
     A criterion's mean can differ: class weights divide each gradient by the batch's weights.
     """
+
+    unit: ClassVar[str] = "record"
 
     def __init__(self, criterion: nn.Module) -> None:
         """Take a criterion with a `reduction`, which is copied."""
@@ -49,6 +51,29 @@ class LossOfEach(nn.Module):
         if losses.ndim > 1:
             return losses.flatten(1).mean(1)
         return losses
+
+    def batch_of(self, record: Tensor) -> Tensor:
+        """Return what of one record the model gets: a batch of one."""
+        return record[None]
+
+
+class LossOfPersons(LossOfEach):
+    """Each person's loss: the mean of its rows' losses, whose gradient is that of its rows'."""
+
+    unit: ClassVar[str] = "person"
+
+    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return one person's loss, `(1,)`. Raises as `LossOfEach`."""
+        return super().forward(outputs, targets).mean(0, keepdim=True)
+
+    def batch_of(self, record: Tensor) -> Tensor:
+        """Return what of one person the model gets: its rows, as a batch."""
+        return record
+
+
+def loss_of_units(criterion: nn.Module, unit: str) -> LossOfEach:
+    """Return the losses of a promise's units, `record` or `person`."""
+    return LossOfPersons(criterion) if unit == LossOfPersons.unit else LossOfEach(criterion)
 
 
 class LossInOutputs(nn.Module):

@@ -28,6 +28,8 @@ from torch.utils.data import (
     Subset,
 )
 
+from .persons import Persons
+
 
 class Rows(Protocol):
     """A data set of any library: numbered rows."""
@@ -48,17 +50,18 @@ class RecordSource:
 
     Attributes:
         loader: Its data set, collation and workers are used.
+        unit: `record`, or `person`.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Take a data set or a loader.
+    def __init__(self, source: Source, *, unit: str = "record") -> None:
+        """Take a data set or a loader, of the promise's units: `record` or `person` (`Persons`).
 
         Of `DataLoader`'s arguments these are used: `dataset`, `collate_fn`, `num_workers`,
         `timeout`, `worker_init_fn`, `multiprocessing_context`, `pin_memory`.
 
         Raises:
-            ValueError: An argument of the loader would have no effect, rows have no numbers, or
-                one record is in several rows. The text says what to write.
+            ValueError: An argument of the loader would have no effect, rows have no numbers, one
+                record is in several rows, or units are others. The text says what to write.
         """
         if isinstance(source, DataLoader):
             require_rows(source.dataset)
@@ -67,23 +70,30 @@ class RecordSource:
         else:
             require_rows(source)
             self.loader = DataLoader(cast(Dataset[Any], source))
-        require_single_rows(self.loader.dataset)
+        self.unit = unit
+        require_units(self.loader.dataset, unit)
+        dataset = self.loader.dataset
+        require_single_rows(dataset.records if isinstance(dataset, Persons) else dataset)
 
     def __len__(self) -> int:
         """Number of records; it stays private."""
         return len(self.loader.dataset)  # type: ignore[arg-type]  # checked: it has a length
 
 
-def record_source_fn(source: Source | Callable[[], Source]) -> Callable[[], RecordSource]:
+def record_source_fn(
+    source: Source | Callable[[], Source], *, unit: str
+) -> Callable[[], RecordSource]:
     """Return a function that reads a source, which is checked now unless it is a function itself.
+
+    `unit` is as of `RecordSource`.
 
     Raises:
         ValueError: As `RecordSource`.
     """
     if callable(source) and not hasattr(type(source), "__getitem__"):
         make = source
-        return lambda: RecordSource(make())
-    ready = RecordSource(cast(Source, source))
+        return lambda: RecordSource(make(), unit=unit)
+    ready = RecordSource(cast(Source, source), unit=unit)
     return lambda: ready
 
 
@@ -145,6 +155,30 @@ def _takes_all(sampler: Any, dataset: Any) -> bool:
         and not sampler.replacement
         and sampler._num_samples is None  # a number of rows, if somebody has written one
     )
+
+
+def require_units(dataset: Any, unit: str) -> None:
+    """Check that a data set's items are the promise's units.
+
+    Raises:
+        ValueError: They are not.
+    """
+    of_persons = isinstance(dataset, Persons)
+    if not of_persons and any(isinstance(part, Persons) for part in innermost(dataset)):
+        raise ValueError(
+            "persons are put together last, so that nobody is in two of them: write "
+            "Persons(Subset(everything, mine), persons_of_mine)"
+        )
+    if of_persons and unit != "person":
+        raise ValueError(
+            "Persons(...) has persons, and the promise is to records, of which each may move a "
+            "sum: write unit='person' in the plan, or hand over the records themselves"
+        )
+    if unit == "person" and not of_persons:
+        raise ValueError(
+            "the promise is to persons, and nothing says whose each row is: write "
+            "Persons(records, persons)"
+        )
 
 
 def require_single_rows(dataset: Any) -> None:

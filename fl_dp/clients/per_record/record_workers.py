@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dp import clock
 from fl_dp.user_code import Contained
 
+from .persons import PersonBatches
 from .record_batches import Batch, BatchForm, RecordBatches, joined_alike
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -38,7 +39,7 @@ _ORPHAN = 5.0  # seconds between two looks at whether the parent is still alive
 
 
 def batches_of_workers(
-    records: RecordBatches, samples: Iterable[list[int]], loader: DataLoader[Any]
+    records: RecordBatches | PersonBatches, samples: Iterable[list[int]], loader: DataLoader[Any]
 ) -> Iterator[list[Batch]]:
     """Yield each sample's batches in turn; each worker reads one sample ahead.
 
@@ -132,7 +133,9 @@ def _code_of(dataset: Any) -> Iterator[Any]:
 class _RecordReader:
     """One worker at a time: if it ends, a new one reads the next rows."""
 
-    def __init__(self, records: RecordBatches, loader: DataLoader[Any], number: int) -> None:
+    def __init__(
+        self, records: RecordBatches | PersonBatches, loader: DataLoader[Any], number: int
+    ) -> None:
         self._records, self._loader, self._number = records, loader, number
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
@@ -239,7 +242,7 @@ def _answer(connection: Connection) -> tuple[float, list[Batch]]:
 
 
 def _read(
-    records: RecordBatches,
+    records: RecordBatches | PersonBatches,
     connection: Connection,
     number: int,
     init: Callable[[int], None] | None,

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.func import debug_unwrap
 
@@ -31,6 +31,7 @@ from .module_template import ModuleTemplate
 from .noted_gradients import NotedGradient, clipped_sums_of
 from .noted_layers import NotedLayers
 from .own_copies import own_copy_of
+from .record_loss import LossOfEach
 from .vmap_rules import NoOwnRules
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -50,7 +51,7 @@ class SingleRecords:
     """
 
     _template: ModuleTemplate
-    _loss: nn.Module  # returns each record's loss, `(n,)`
+    _loss: LossOfEach
     _: KW_ONLY
     one_by_one: bool = False
     copied: Collection[str] = ()
@@ -148,7 +149,8 @@ class SingleRecords:
 
     def _of_one(self, inputs: Any, targets: Tensor) -> list[Tensor]:
         model, criterion = self._template.copy(), copy.deepcopy(self._loss)
-        inputs, targets = mapped(Tensor.clone, (inputs, targets))
+        batch_of = criterion.batch_of
+        inputs, targets = mapped(lambda tensor: batch_of(tensor[0]).clone(), (inputs, targets))
         named = dict(model.named_parameters())
         trained = [named[name] for name in self._template.parameters]
         with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
@@ -177,7 +179,7 @@ class _Pass:
     """One forward and backward pass of several records, each a batch of one."""
 
     def __init__(
-        self, template: ModuleTemplate, loss: nn.Module, taken: Set[str], records: int
+        self, template: ModuleTemplate, loss: LossOfEach, taken: Set[str], records: int
     ) -> None:
         self._template, self._criterion = template, copy.deepcopy(loss)
         self._records = records
@@ -222,7 +224,8 @@ class _Pass:
     def _backward(
         self, copies: dict[str, Tensor], buffers: dict[str, Tensor], record: tuple[Any, Tensor]
     ) -> Tensor:
-        alone, target = mapped(lambda tensor: tensor[None].clone(), record)
+        batch_of = self._criterion.batch_of
+        alone, target = mapped(lambda tensor: batch_of(tensor).clone(), record)
         model = self._template.copy_with(copies | buffers | self._shared)
         loss: Tensor = self._criterion(outputs_of(model, alone), target).sum()
         # Below vmap, but within it, as checkpointed parts run again in the backward pass; and not

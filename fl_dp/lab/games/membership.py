@@ -165,6 +165,11 @@ def require_playable(settings: Settings, unit: str) -> None:
             "with privacy.insecure_seed every training would draw the same noise, and a difference "
             "between two models would be free of it: leave it out"
         )
+    if unit == "record" and settings.protects_records and settings.task.person_column is not None:
+        raise ValueError(
+            "a record of a person who has several is promised nothing by itself: leave "
+            "task.person_column out, or attack clients"
+        )
     if unit == "client" and privacy.unit == "record":
         raise ValueError("with privacy.unit=record nothing is promised to clients: attack records")
 

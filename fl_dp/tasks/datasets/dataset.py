@@ -31,6 +31,8 @@ class Dataset:
         train_clients: `(n,)` int64, each training row's natural client in `0..k - 1`, for example
             a person; None without natural clients.
         test_clients: Like `train_clients`, for the test part; None if it names nobody.
+        train_persons: `(n,)` int64, each training row's person from 0; -1 for a row that names
+            none, which is nobody's. None: nothing says who has several rows.
         client_names: The `k` natural clients' names, by number; () for none.
         column_names: Names of a record's columns, for people; () for none.
         class_names: The labels' names, for people, in order; () where they are numbers.
@@ -50,6 +52,7 @@ class Dataset:
     vocabulary_size: int | None = None
     train_clients: NDArray[np.int64] | None = None
     test_clients: NDArray[np.int64] | None = None
+    train_persons: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
@@ -62,7 +65,7 @@ class Dataset:
         Raises:
             ValueError: If lengths or shapes of the parts differ, records are neither uint8 nor
                 float32, means do not fit the channels, tokens are not bytes `(n, length)` within
-                the vocabulary, or clients do not fit the training rows or their names.
+                the vocabulary, or clients or persons do not fit the training rows or their names.
         """
         for split in ("train", "test"):
             self._check_part(split)
@@ -78,6 +81,14 @@ class Dataset:
                     f"{self.input_shape}; give one number, or one a channel"
                 )
         self._check_clients()
+        persons = self.train_persons
+        if persons is not None and (
+            persons.shape != self.train_y.shape or persons.dtype != np.int64
+        ):
+            raise ValueError(
+                f"{self.name}: train_persons is {persons.dtype} of shape {persons.shape}; give "
+                f"int64 of shape {self.train_y.shape}, one person a training row"
+            )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ class DataFormat:
             outside are clipped.
         label_column: Your own tables: column of the label.
         client_column: Your own tables: column with each row's client, for `task.partition=natural`.
+        person_column: Your own tables: column with each row's person; one unit where records are
+            protected, and dealt as a whole to clients, training and test.
         columns: Your own tables: columns that are features; None takes all others.
         types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
         image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; None takes the
@@ -53,6 +55,7 @@ class DataFormat:
     label_range: tuple[float, float] | None = None
     label_column: str = "label"
     client_column: str | None = None
+    person_column: str | None = None
     columns: tuple[str, ...] | None = None
     types: tuple[str, ...] | None = None
     image_shape: tuple[int, int, int] | None = None
@@ -72,7 +75,7 @@ class DataFormat:
             names = getattr(self, key)
             if names is not None:
                 object.__setattr__(self, key, tuple(map(plain_name, names)))
-        for key in ("label_column", "client_column"):
+        for key in ("label_column", "client_column", "person_column"):
             name = getattr(self, key)
             if name is not None:
                 object.__setattr__(self, key, plain_name(name))

@@ -43,15 +43,20 @@ def with_test_part(
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """A set that is measured on a fixed, stratified fifth of its training part.
+    """A set that is measured on a fixed fifth of its training part: of each label, or of persons.
 
     Nobody trains on that fifth, and the real test part is left out: choices do not depend on
     reported rows.
 
     Raises:
-        ValueError: If a label has fewer than two training rows.
+        ValueError: If a label has fewer than two training rows, or there are too few persons.
     """
     labels = dataset.train_y
+    if dataset.train_persons is not None:
+        chosen = held_out_units(dataset.train_persons, _VALIDATION_FRACTION)
+        if chosen is None:
+            raise ValueError(f"{dataset.name}: a validation part needs at least three persons")
+        return _validated(dataset, np.flatnonzero(~chosen), np.flatnonzero(chosen))
     if dataset.form.is_of_numbers:
         labels = np.zeros(len(labels), np.int64)
     _, counts = np.unique(labels, return_counts=True)
@@ -62,6 +67,11 @@ def with_validation_part(dataset: Dataset) -> Dataset:
     train, held_out = stratified_split(labels, _VALIDATION_FRACTION, _SPLIT_SEED)
     train.sort()  # so that pages of a set on disk are read in order
     held_out.sort()
+    return _validated(dataset, train, held_out)
+
+
+def _validated(dataset: Dataset, train: NDArray[np.int64], held_out: NDArray[np.int64]) -> Dataset:
+    """A set that trains on some training rows, and is measured on others."""
     test_clients = dataset.train_clients
     if test_clients is not None:
         test_clients = test_clients[held_out]
@@ -81,8 +91,14 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
     clients, and the same in every run.
 
     Raises:
-        ValueError: If no training record would be left.
+        ValueError: If no training record would be left, or a person could have public and private
+            ones.
     """
+    if dataset.train_persons is not None:
+        raise ValueError(
+            f"features.public={count} would make some rows of a person public: leave it out, or "
+            "task.person_column"
+        )
     in_all = len(dataset.train_y)
     if count >= in_all:
         raise ValueError(
@@ -137,10 +153,26 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
 def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
     """The fields of a training part with only some rows."""
     fields = {}
-    for name in ("train_x", "train_y", "train_clients", "train_fit"):
+    for name in ("train_x", "train_y", "train_clients", "train_persons", "train_fit"):
         values = getattr(dataset, name)
         fields[name] = None if values is None else values[rows]
     return fields
+
+
+def held_out_units(units: NDArray[np.int64], fraction: float) -> NDArray[np.bool_] | None:
+    """Which rows are held out, `(n,)`: a share of the units, each with all of its rows.
+
+    `units` has each row's, such as a person; rows of nobody (-1) are trained on. The same in every
+    run. None: there would be no unit on one of the sides.
+    """
+    names, unit = np.unique(units, return_inverse=True)
+    some = names[names >= 0]
+    number = round(len(some) * fraction)
+    if not 0 < number < len(some):
+        return None
+    order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(len(some))
+    mask: NDArray[np.bool_] = np.isin(names, some[order[:number]])[unit]
+    return mask
 
 
 def stratified_split(

@@ -22,8 +22,10 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=_place)
 
 
-def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
-    """Check that no client has two names, which would make it two privacy units.
+def require_distinct_units(
+    names: Sequence[str], source: Path | str, *, unit: str = "client"
+) -> None:
+    """Check that no client, or person, has two names, which would make it two privacy units.
 
     Raises:
         ValueError: If names are alike. The text has `source`, their file or folder, and nobody's
@@ -31,8 +33,8 @@ def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
     """
     if doubtful := alike(names):
         raise ValueError(
-            f"{source}: {len(doubtful)} names of clients differ from another in {_ALIKE} alone, "
-            "and each would be a privacy unit of its own: write each client in one way"
+            f"{source}: {len(doubtful)} names of {unit}s differ from another in {_ALIKE} alone, "
+            f"and each would be a privacy unit of its own: write each {unit} in one way"
         )
 
 
@@ -51,8 +53,8 @@ def require_distinct_classes(names: Sequence[str], source: Path | str) -> None:
 
 def alike(names: Sequence[str]) -> list[str]:
     """Names that differ from another one in capitals, blanks, zeros or forms of letters alone."""
-    count = Counter(map(_folded, names))
-    return [name for name in names if count[_folded(name)] > 1]
+    count = Counter(map(folded, names))
+    return [name for name in names if count[folded(name)] > 1]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -78,9 +80,10 @@ def _place(name: str) -> tuple[float, str, str]:
     return len(number.group(1)), number.group(1), name
 
 
-def _folded(name: str) -> str:
-    folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
-    number = _WHOLE_NUMBER.fullmatch(folded)
+def folded(name: str) -> str:
+    """A name without capitals, blanks, leading zeros and forms of letters."""
+    plain = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    number = _WHOLE_NUMBER.fullmatch(plain)
     if number is None:
-        return folded
+        return plain
     return number.group(1)

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.held_out import held_out_units
 from fl_dp.tasks.datasets.names import few_labels, listed
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-# Public and fixed, so that runs with different seeds are tested on the same rows.
-_SPLIT_SEED = 0
 _WITH_ZEROS = re.compile(r"(\d+)\.0+")
 
 
@@ -92,12 +91,14 @@ def dataset_of_parts(
     *,
     num_classes: int,
     clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
+    persons: NDArray[np.int64] | None = None,
     data_format: DataFormat,
 ) -> Dataset:
     """Put together the parts that were read; a missing part is empty.
 
-    But a missing test part of shared data is cut off the training part. `clients` has each
-    training row's natural client, and their names.
+    But a missing test part of shared data is cut off the training part, by persons where there are
+    some. `clients` has each
+    training row's natural client, and their names; `persons` each one's person.
 
     Raises:
         ValueError: If no row is left for training or none for testing.
@@ -114,20 +115,28 @@ def dataset_of_parts(
         num_classes=num_classes,
         train_clients=train_clients,
         client_names=client_names,
+        train_persons=persons,
     )
     if "test" in x or not data_format.is_shared:
         return whole
     assert data_format.test_fraction is not None  # otherwise the missing part was an error
-    test = _held_out(len(whole.train_y), data_format.test_fraction)
-    if train_clients is not None:
-        train_clients = train_clients[~test]
+    units = np.arange(len(whole.train_y)) if persons is None else persons
+    test = held_out_units(units, data_format.test_fraction)
+    if test is None:
+        number, unit = len(np.unique(units)), "rows" if persons is None else "persons"
+        raise ValueError(
+            f"task.test_fraction={data_format.test_fraction} of {number} {unit} are "
+            f"{round(number * data_format.test_fraction)}: write a fraction that leaves {unit} for "
+            "training and for testing"
+        )
     return replace(
         whole,
         train_x=whole.train_x[~test],
         train_y=whole.train_y[~test],
         test_x=whole.train_x[test],
         test_y=whole.train_y[test],
-        train_clients=train_clients,
+        train_clients=None if train_clients is None else train_clients[~test],
+        train_persons=None if persons is None else persons[~test],
     )
 
 
@@ -139,6 +148,7 @@ def dataset_of_rows(
     *,
     num_classes: int,
     source: Path,
+    persons: NDArray[np.int64] | None = None,
 ) -> Dataset:
     """One node's training rows; the number of those that do not fit goes to the log."""
     unfit = len(fit) - int(fit.sum())
@@ -152,20 +162,8 @@ def dataset_of_rows(
         test_y=y[:0],
         num_classes=num_classes,
         train_fit=fit,
+        train_persons=persons,
     )
-
-
-def _held_out(num_rows: int, fraction: float) -> NDArray[np.bool_]:
-    number = round(num_rows * fraction)
-    if not 0 < number < num_rows:
-        raise ValueError(
-            f"task.test_fraction={fraction} of {num_rows} rows are {number}: write a fraction that "
-            "leaves rows for training and for testing"
-        )
-    chosen = np.zeros(num_rows, dtype=np.bool_)
-    generator = np.random.Generator(np.random.PCG64(_SPLIT_SEED))
-    chosen[generator.permutation(num_rows)[:number]] = True
-    return chosen
 
 
 def class_numbers(

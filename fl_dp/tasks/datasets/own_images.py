@@ -21,7 +21,7 @@ from fl_dp.tasks.datasets.forms import DataFormat, plain_name
 from fl_dp.tasks.datasets.names import (
     in_order,
     require_distinct_classes,
-    require_distinct_clients,
+    require_distinct_units,
 )
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
@@ -60,7 +60,7 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
         ValueError: If the folders or an image do not fit the format; the text can contain names.
     """
     data_format.require(image_shape=data_format.image_shape, classes=data_format.classes)
-    for key in ("columns", "client_column"):
+    for key in ("columns", "client_column", "person_column"):
         if getattr(data_format, key) is not None:
             raise ValueError(f"task.{key} is for tables: leave it out of task=folder")
     folder = own_folder("folder", data_dir)
@@ -173,7 +173,7 @@ def _clients(
     if not owners:
         return None
     names = in_order(owners)
-    require_distinct_clients(names, source)
+    require_distinct_units(names, source)
     number = {name: index for index, name in enumerate(names)}
     return np.array([number[owner] for owner in owners], dtype=np.int64), tuple(names)
 

@@ -30,40 +30,41 @@ class ReadRows(NamedTuple):
 
     Attributes:
         x: Float64 `(n, columns)`; NaN or infinite where there is no number.
-        labels: Each row's label as text; None without one.
+        texts: By column, each row's text; None without one.
     """
 
     x: NDArray[np.float64]
-    labels: list[str | None]
+    texts: dict[str, list[str | None]]
 
 
-def csv_rows(file: Path, columns: Sequence[str], label: str) -> ReadRows:
-    """Read a CSV file line by line; its first line names the columns.
+def csv_rows(file: Path, columns: Sequence[str], texts: Sequence[str]) -> ReadRows:
+    """Read columns of numbers and of texts line by line; a CSV file's first line names them.
 
     Raises:
         OSError: If the file can't be read at all.
     """
     _, *lines = [line for line in file.read_bytes().split(b"\n") if line.strip()] or [b""]
     x = np.full((len(lines), len(columns)), np.nan)
-    labels: list[str | None] = [None] * len(lines)
+    read: dict[str, list[str | None]] = {name: [None] * len(lines) for name in texts}
     try:
         names = csv_header(file).names
     except ValueError as error:  # its text tells only of the first line
         logger.error("%s", error)
-        return ReadRows(x, labels)
-    if not _has(file, names, [*columns, label]):
-        return ReadRows(x, labels)
-    indices, label_index = [names.index(name) for name in columns], names.index(label)
+        return ReadRows(x, read)
+    if not _has(file, names, [*columns, *texts]):
+        return ReadRows(x, read)
+    indices = [names.index(name) for name in columns]
     for row, line in enumerate(lines):
         cells = _cells(line)
         if cells is not None and len(cells) == len(names):
             x[row] = [_number(cells[index]) for index in indices]
-            labels[row] = cells[label_index]
-    return ReadRows(x, labels)
+            for name in texts:
+                read[name][row] = cells[names.index(name)]
+    return ReadRows(x, read)
 
 
-def parquet_rows(file: Path, columns: Sequence[str], label: str) -> ReadRows:
-    """Read the columns of a Parquet file.
+def parquet_rows(file: Path, columns: Sequence[str], texts: Sequence[str]) -> ReadRows:
+    """Read columns of numbers and of texts of a Parquet file.
 
     Raises:
         OSError: If the file can't be read at all.
@@ -73,14 +74,16 @@ def parquet_rows(file: Path, columns: Sequence[str], label: str) -> ReadRows:
     rows = table.metadata.num_rows
     written = table.schema_arrow.names
     names = [plain_name(name) for name in written]
-    if not _has(file, names, [*columns, label]):
-        return ReadRows(np.full((rows, len(columns)), np.nan), [None] * rows)
+    wanted = list(dict.fromkeys([*columns, *texts]))
+    if not _has(file, names, wanted):
+        x = np.full((rows, len(columns)), np.nan)
+        return ReadRows(x, {name: [None] * rows for name in texts})
     as_written = dict(zip(names, written, strict=True))
-    read = table.read(columns=[as_written[name] for name in (*columns, label)])
-    cells = {name: read.column(as_written[name]).to_pylist() for name in (*columns, label)}
+    read = table.read(columns=[as_written[name] for name in wanted])
+    cells = {name: read.column(as_written[name]).to_pylist() for name in wanted}
     x = np.array([[_number(value) for value in cells[name]] for name in columns]).T
-    labels = [_text(value) for value in cells[label]]
-    return ReadRows(x.reshape(rows, len(columns)), labels)
+    as_text = {name: [_text(value) for value in cells[name]] for name in texts}
+    return ReadRows(x.reshape(rows, len(columns)), as_text)
 
 
 class Header(NamedTuple):

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, plain_name
-from fl_dp.tasks.datasets.names import few_labels, in_order, listed, require_distinct_clients
+from fl_dp.tasks.datasets.names import (
+    few_labels,
+    folded,
+    in_order,
+    listed,
+    require_distinct_units,
+)
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
@@ -77,11 +83,13 @@ class _Part(NamedTuple):
         labels: The labels' texts, each once, and each row's index `(n,)` into them; or labels that
             are numbers, float64 `(n,)`.
         clients: The same for the natural clients, or None.
+        persons: The same for the persons, or None.
     """
 
     x: NDArray[np.float32]
     labels: _Coded | NDArray[np.float64]
     clients: _Coded | None
+    persons: _Coded | None
 
 
 class _Coded(NamedTuple):
@@ -178,7 +186,9 @@ def _load(
             raise ValueError(f"{paths[split]} can't be read: {reason}") from None
     assert columns is not None  # some part was read
     num_classes, labels = _labels(parts, paths, data_format)
+    _require_persons_apart({split: part.persons for split, part in parts.items()}, folder)
     clients = parts["train"].clients if "train" in parts else None
+    persons = parts["train"].persons if "train" in parts else None
     natural = None if clients is None else (clients.codes, tuple(clients.names))
     whole = dataset_of_parts(
         task,
@@ -186,6 +196,7 @@ def _load(
         labels,
         num_classes=num_classes,
         clients=natural,
+        persons=None if persons is None else persons.codes,
         data_format=data_format,
     )
     return replace(whole, column_names=columns, class_names=tuple(data_format.classes or ()))
@@ -235,11 +246,12 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     require_scale_of(data_format, len(columns), "columns")
     label, is_of_numbers = data_format.label_column, data_format.label_range is not None
     numbers = [*columns, label] if is_of_numbers else columns
+    person = data_format.person_column
     reader = csv_rows if task == "csv" else parquet_rows
-    read: ReadRows = reader(file, numbers, label)
+    read: ReadRows = reader(file, numbers, [label] if person is None else [label, person])
     number = numbers_by_label(data_format.classes or ())
     classes = []
-    for text in read.labels:
+    for text in read.texts[label]:
         classes.append(-1 if text is None else number.get(plain_label(text), -1))
     y: NDArray[Any] = np.array(classes, dtype=np.int64)
     x = _narrow(_scaled(read.x[:, : len(columns)], data_format))
@@ -248,11 +260,21 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     if is_of_numbers:
         y = _in_range(read.x[:, -1], data_format)
     x[~fit], y[~fit] = 0, 0
-    return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file)
+    persons = None if person is None else _persons_of(read.texts[person])
+    return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file, persons=persons)
+
+
+def _persons_of(names: Sequence[str | None]) -> NDArray[np.int64]:
+    """Each row's person, int64 `(n,)`; -1 where it names none. Names that are alike are one."""
+    texts = [folded(name or "") for name in names]
+    number = {name: index for index, name in enumerate(in_order(texts) if texts else [])}
+    nobody = number.get("", -1)
+    codes = np.array([number[name] for name in texts], dtype=np.int64)
+    return np.where(codes == nobody, -1, codes)
 
 
 def _all_others(file: Path, table: _TableFile, data_format: DataFormat) -> tuple[str, ...]:
-    special = (data_format.label_column, data_format.client_column)
+    special = (data_format.label_column, data_format.client_column, data_format.person_column)
     others = tuple(name for name in table.names if name not in special)
     _refuse_index(file, [name for name in others if _INDEX.fullmatch(name) or name in table.index])
     return others
@@ -278,8 +300,10 @@ def _read(
         client = None
     is_of_numbers = data_format.label_range is not None
     text = [] if is_of_numbers else [label]
-    if client is not None:
-        text.append(client)
+    person = data_format.person_column
+    if split == "test" and person not in table.names:  # it is public, and may name nobody
+        person = None
+    text += [name for name in (client, person) if name is not None and name not in text]
     numbers = (*columns, label) if is_of_numbers else columns
     required = [*numbers, *text]
     absent = [name for name in required if name not in table.names]
@@ -290,7 +314,7 @@ def _read(
         missing = listed(absent) if absent else "of features"
         raise ValueError(
             f"{file} has no column {missing}: {instead}; see "
-            "task.columns, task.label_column and task.client_column"
+            "task.columns, task.label_column, task.client_column and task.person_column"
         )
     repeated = sorted({name for name in required if table.names.count(name) > 1})
     if repeated:
@@ -301,8 +325,9 @@ def _read(
     texts = {
         name: _coded(rows.column(name), file, name, data_format.classes or ()) for name in text
     }
-    if client is not None:
-        require_distinct_clients(texts[client].names, f"{file}, '{client}'")
+    for unit, name in (("client", client), ("person", person)):
+        if name is not None:
+            require_distinct_units(texts[name].names, f"{file}, '{name}'", unit=unit)
     x = _numbers(rows, numbers, file)
     of_other_types = int((~of_types(x, data_format.types)).sum())
     if of_other_types:
@@ -325,7 +350,23 @@ def _read(
         x=narrow,
         labels=x[:, -1] if is_of_numbers else texts[label],
         clients=None if client is None else texts[client],
+        persons=None if person is None else texts[person],
     )
+
+
+def _require_persons_apart(persons: dict[str, _Coded | None], folder: Path) -> None:
+    """Check that nobody is in both parts.
+
+    Raises:
+        ValueError: Somebody is; the text has no name.
+    """
+    parts = [set(coded.names) for coded in persons.values() if coded is not None]
+    if len(parts) == 2 and (both := parts[0] & parts[1]):
+        raise ValueError(
+            f"{folder}: {len(both)} persons are in the training and in the test part, which is "
+            "public and would be measured on those that the model has seen: give each person one "
+            "part, or leave test out and write task.test_fraction=0.2"
+        )
 
 
 def _counts(values: NDArray[np.float64]) -> bool:

@@ -40,6 +40,7 @@ def partition(
     shards_per_client: int = 2,
     records_per_client: int | None = None,
     natural_clients: NDArray[np.int64] | None = None,
+    persons: NDArray[np.int64] | None = None,
 ) -> Sequence[NDArray[np.int64]]:
     """Split the rows of a data set over clients.
 
@@ -57,6 +58,8 @@ def partition(
             its own rows. None deals out all rows. No client has a row twice. "iid" leaves out
             surplus rows; if rows run out, it shuffles and deals them again, so clients share some.
         natural_clients: Each row's client for "natural", int64 `(n,)`.
+        persons: Each row's person, int64 `(n,)`: "iid" deals persons evenly, with all their rows.
+            None: everybody has one row.
 
     Returns:
         Each client's row numbers, sorted int64: together every row exactly once, unless
@@ -66,16 +69,24 @@ def partition(
         rows (ties: the lower number).
 
     Raises:
-        ValueError: If an argument is out of range, there are too few rows for each client ("iid")
-            or shard ("shards") to have one, or too few natural clients.
+        ValueError: If an argument is out of range, there are too few rows or persons for each
+            client ("iid") or shard ("shards") to have one, or too few natural clients; or rows of
+            one person would go to several clients.
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
+    if persons is not None:
+        _require_whole_persons(persons, num_clients, kind, records_per_client)
     if records_per_client is not None and kind == "iid":
         return _EqualShares(len(labels), num_clients, records_per_client, seed)
     generator = np.random.Generator(np.random.PCG64(seed))
     if kind == "natural":
         owner = _natural(natural_clients, num_clients)
+        if persons is not None:
+            _require_at_one_client(persons, owner, num_clients)
+    elif kind == "iid" and persons is not None:
+        names, person = np.unique(persons, return_inverse=True)
+        owner = _iid(len(names), num_clients, generator)[person]
     elif kind == "iid":
         owner = _iid(len(labels), num_clients, generator)
     elif kind == "dirichlet":
@@ -125,7 +136,12 @@ def client_indices(
 @lru_cache(maxsize=8)
 def _partition_once(source: DataSource, **split: Any) -> Sequence[NDArray[np.int64]]:
     loaded = load_dataset(source)
-    parts = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
+    parts = partition(
+        loaded.train_y,
+        natural_clients=loaded.train_clients,
+        persons=loaded.train_persons,
+        **split,
+    )
     if isinstance(parts, _EqualShares):
         return parts
     for rows in parts:
@@ -218,6 +234,36 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
     number[chosen] = np.arange(num_clients)
     owner: NDArray[np.int64] = number[client]
     return owner
+
+
+def _require_whole_persons(
+    persons: NDArray[np.int64], num_clients: int, kind: str, records_per_client: int | None
+) -> None:
+    """Refuse partitions that deal out rows, and not persons."""
+    if kind not in ("iid", "natural") or records_per_client is not None:
+        key = "records_per_client" if records_per_client is not None else f"partition {kind!r}"
+        raise ValueError(
+            f"{key} deals out rows, and a person's rows (task.person_column) stay together: write "
+            "partition 'iid' or 'natural', without records_per_client"
+        )
+    number = len(np.unique(persons))
+    if kind == "iid" and num_clients > number:
+        raise ValueError(
+            f"num_clients is {num_clients} but there are {number} persons; write at most {number}"
+        )
+
+
+def _require_at_one_client(
+    persons: NDArray[np.int64], owner: NDArray[np.int64], num_clients: int
+) -> None:
+    """Refuse rows of one person at several of the chosen clients."""
+    pairs = np.unique(np.stack([persons, owner])[:, owner < num_clients], axis=1)
+    _, clients = np.unique(pairs[0], return_counts=True)
+    if divided := int((clients > 1).sum()):
+        raise ValueError(
+            f"{divided} persons have rows at several clients, and would be a unit at each: write "
+            "one client a person into task.client_column, or partition 'iid'"
+        )
 
 
 def _check(

@@ -119,8 +119,10 @@ def protected_unit(card: RunCard) -> ProtectedUnit:
     mode = card.settings.get("privacy.mode")
     if mode in (None, "none"):
         return ProtectedUnit(unit=None, delta=card.delta)
-    of_records = mode in ("dp_sgd", "distributed_records")
-    if of_records or card.settings.get("privacy.unit") == "record":
+    if mode in ("dp_sgd", "distributed_records"):
+        of_persons = card.settings.get("task.person_column") not in (None, "null", "None", "")
+        return ProtectedUnit(unit="person" if of_persons else "record", delta=card.delta)
+    if card.settings.get("privacy.unit") == "record":
         return ProtectedUnit(unit="record", delta=card.delta)
     return ProtectedUnit(unit="client", delta=_planned_delta(card.settings))
 
