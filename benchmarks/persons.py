@@ -4,7 +4,7 @@
 
 A made-up table: 500 persons with 1 to 3 visits, of whom one in twenty has 40, 20 columns, two
 classes. Each training promises epsilon 2 at delta 1e-5 to a person. With rows as units the noise is
-so large that 40 rows together keep it; with persons each has one coin and one clipped mean gradient.
+so large that 40 rows keep it together; with persons each has one coin and one clipped gradient.
 """
 
 from __future__ import annotations
