@@ -1,9 +1,10 @@
 """How long commands take to start: `fl-dp plan`, and `fl-dp run` of one round, whole.
 
-Each timing is of a fresh process and is printed as it comes. The yardstick is one process that
-imports flwr, ray and torch, which every simulation must do at least once. It is timed before each
-case: on a busy machine only the ratio means anything. Flower's own part is a run on the same
-private SuperLink that computes nothing.
+Each timing is of a fresh process and is printed as it comes, however long it takes: seconds of the
+clock, and processor seconds of all its processes, which a busy machine changes less. The yardstick
+is one process that imports flwr, ray and torch, which every simulation must do at least once. It is
+timed before each case. Flower's own part is a run on the same private SuperLink that computes
+nothing.
 
     python benchmarks/startup.py [--before CHECKOUT] [--only TEXT] [--repeats 3]
 
@@ -15,18 +16,21 @@ With `--before` another checkout takes turns with this one, for example the rele
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-LONGEST = 1800.0  # seconds of one command; a machine that eight people shared took 100
+_CHILD_SUBREAPER = 36  # of prctl: processes whose parent has ended become this one's children
 YARDSTICK = ["-c", "import flwr.clientapp, flwr.serverapp, ray, torch"]
 
 FLOWER_ALONE = {
@@ -65,6 +69,18 @@ with LocalSuperLink(App(server="alone_server", client="alone_client")) as engine
 }
 
 
+class Failed(Exception):
+    """A command that failed; the text is the end of its output."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds that a command took: of the clock, and of processors in all its processes."""
+
+    wall: float
+    processor: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
     """A copy of the repository whose code runs in processes of its own."""
@@ -72,23 +88,35 @@ class Checkout:
     path: Path
     scratch: Path
 
-    def seconds(self, arguments: Sequence[str]) -> float:
-        """Run Python with this copy's packages; return how long it took."""
+    def taken(self, arguments: Sequence[str]) -> Taken:
+        """Run Python with this copy's packages until its last process has ended.
+
+        Raises:
+            Failed: It did not end well, as where Ray gives up after 30 s on a busy machine.
+        """
         paths = os.pathsep.join([str(self.path), str(self.scratch)])
-        start = time.perf_counter()
+        start, processor = time.perf_counter(), _of_children()
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.scratch,
             env=os.environ | {"PYTHONPATH": paths},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=LONGEST,
             text=True,
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"{arguments} failed:\n{done.stdout}")
-        return time.perf_counter() - start
+            raise Failed(done.stdout[-2000:])
+        wall = time.perf_counter() - start
+        with suppress(ChildProcessError):  # no more: services of Ray end after the command
+            while True:
+                os.wait()
+        return Taken(wall, _of_children() - processor)
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cases(runs: Iterator[int]) -> dict[str, list[str]]:
@@ -114,6 +142,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="time what has this text in its name")
     parser.add_argument("--repeats", type=int, default=3, help="timings a side (default: 3)")
     options = parser.parse_args()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
     runs = count()
     with tempfile.TemporaryDirectory() as folder:
         sides = {"ours": HERE} | ({"before": options.before.resolve()} if options.before else {})
@@ -123,15 +153,20 @@ def main() -> None:
             checkouts[side].scratch.mkdir()
             for name, text in FLOWER_ALONE.items():
                 (checkouts[side].scratch / name).write_text(text, encoding="utf-8")
-        checkouts["ours"].seconds(YARDSTICK)  # files are in memory from then on
+        checkouts["ours"].taken(YARDSTICK)  # files are in memory from then on
         for name in (name for name in cases(runs) if options.only in name):
             for turn in range(options.repeats):
                 for side in sorted(checkouts, reverse=turn % 2 == 1):
-                    imports = checkouts[side].seconds(YARDSTICK)
-                    took = checkouts[side].seconds(cases(runs)[name])
+                    imports = checkouts[side].taken(YARDSTICK)
+                    try:
+                        took = checkouts[side].taken(cases(runs)[name])
+                    except Failed as failed:
+                        print(f"{name} ({side}): failed\n{failed}", flush=True)
+                        continue
                     print(
-                        f"{name} ({side}): {took:.2f} s, {took / imports:.2f} of the yardstick's "
-                        f"{imports:.2f} s, load {os.getloadavg()[0]:.1f}",
+                        f"{name} ({side}): {took.wall:.2f} s, {took.processor:.2f} of processors, "
+                        f"{took.processor / imports.processor:.2f} of the yardstick's "
+                        f"{imports.processor:.2f}, load {os.getloadavg()[0]:.1f}",
                         flush=True,
                     )
 

@@ -483,12 +483,10 @@ def initial_digest(settings: Settings) -> str:
 # One run's set: a process that continues with another run frees the first from the device.
 @lru_cache(maxsize=1)
 def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
-    import torch
-
+    from fl_dp.accelerator.free_memory import free_bytes
     from fl_dp.tasks.training import DeviceData
 
-    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return DeviceData(dataset, device, free_memory=free_memory)
+    return DeviceData(dataset, device, free_memory=free_bytes(device) or 0)
 
 
 def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataFormat | None:

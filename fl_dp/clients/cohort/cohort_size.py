@@ -26,12 +26,3 @@ def units_at_once(unit_bytes: int, free_bytes: int | None = None) -> int:
 def filled_up(units: int) -> int:
     """Rows for so many clients, a power of two: kernels round by the number of rows."""
     return 1 << (max(units, FEWEST_ROWS, torch.get_num_threads()) - 1).bit_length()
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Free bytes of a GPU; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    # Memory that PyTorch caches counts as taken, and is free for us.
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + cached)

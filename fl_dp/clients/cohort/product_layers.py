@@ -97,7 +97,8 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, steps: _Steps) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.steps = steps
-        return _correlated(x, weight, steps)
+        padded = _padded(x, steps.padding, steps.padding)
+        return _multiplied(padded, weight, steps.stride, steps.dilation)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -114,12 +115,6 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = _spread(gradient, x.shape[3:], weight, ctx.steps)
         return to_x, to_weight, None
-
-
-def _correlated(x: Tensor, weight: Tensor, steps: _Steps) -> Tensor:
-    """The convolution of all models, `(units, rows, out, height, width)`, channels last."""
-    padded = _padded(x, steps.padding, steps.padding)
-    return _multiplied(padded, weight, steps.stride, steps.dilation)
 
 
 def _spread(gradient: Tensor, size: Sequence[int], weight: Tensor, steps: _Steps) -> Tensor:

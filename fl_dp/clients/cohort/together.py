@@ -28,6 +28,7 @@ from functools import cache
 
 from torch import Tensor, nn
 
+from fl_dp.accelerator.free_memory import free_bytes
 from fl_dp.model_arrays import distinct_state
 from fl_dp.user_code import Contained, SeededWords, own_chance
 

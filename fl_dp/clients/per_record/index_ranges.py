@@ -12,8 +12,7 @@ Not seen: indices that a model or loss of one's own uses in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,22 +70,6 @@ def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None
         require_labels(targets, outputs.shape[1], ignored=ignored)
 
 
-def tables_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that take a table's row for each token."""
-    return [layer for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-
-
-@contextmanager
-def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let tables raise an `IndexError` for tokens out of range."""
-    handles = [table.register_forward_pre_hook(_require_tokens) for table in tables]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 class IndicesInRange(TorchFunctionMode):
     """Lets lookups in tables raise an `IndexError` for rows out of range."""
 
@@ -112,11 +95,6 @@ _LOOKUPS = (
     torch.embedding,
     torch.embedding_bag,
 )
-
-
-def _require_tokens(table: Any, inputs: tuple[Any, ...]) -> None:
-    if inputs and isinstance(inputs[0], Tensor):
-        _require_below(table.num_embeddings, inputs[0], "token", "rows of the table")
 
 
 def _require_below(end: int, indices: Tensor, noun: str, range_name: str) -> None:

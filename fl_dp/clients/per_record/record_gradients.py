@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_dp.accelerator.free_memory import free_bytes
 from fl_dp.machine import free_memory, processors
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.user_code import own_chance
@@ -175,10 +176,8 @@ def records_at_once(template: ModuleTemplate, gradients: Gradients) -> int:
 
 def _free_bytes(device: torch.device) -> int:
     """This process's share of the free memory, in bytes."""
-    if device.type == "cuda":
-        # Memory that PyTorch reserves counts as used, and is free for this process.
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + reserved)
+    if (of_gpu := free_bytes(device)) is not None:
+        return of_gpu
     free = free_memory()
     if free is None:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -3,7 +3,6 @@
 from .device_data import DeviceData
 from .plain_training import (
     SquaredError,
-    check_training,
     evaluate,
     evaluate_with_probabilities,
     one_thread,
@@ -14,7 +13,6 @@ from .plain_training import (
 __all__ = [
     "DeviceData",
     "SquaredError",
-    "check_training",
     "evaluate",
     "evaluate_with_probabilities",
     "one_thread",

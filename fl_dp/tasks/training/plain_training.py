@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
-from fl_dp.clients.per_record.index_ranges import require_labels, tables_of, tokens_in_range
+from fl_dp.clients.per_record.index_ranges import IndicesInRange, require_labels
 from fl_dp.model_modes import modes_back
 
 
@@ -69,7 +69,8 @@ def plain_sgd(*, learning_rate: float, epochs: int, batch_size: int) -> LocalTra
     Raises:
         ValueError: If a number is out of range.
     """
-    check_training(learning_rate, epochs, batch_size)
+    if not (math.isfinite(learning_rate) and learning_rate >= 0):
+        raise ValueError(f"learning_rate is {learning_rate}; write a finite number of at least 0")
     return LocalTraining(
         loss=loss_of,
         optimizer=partial(torch.optim.SGD, lr=learning_rate),
@@ -128,13 +129,20 @@ def evaluate(
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
         IndexError: If a label is no class, or a token not in the vocabulary.
     """
-    _check_batches(features, labels, batch_size)
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; write at least 1")
+    if len(features) != len(labels):
+        raise ValueError(
+            f"{len(features)} rows of features but {len(labels)} labels; give one label a row"
+        )
     num_rows = len(labels)
     if num_rows == 0:
         return math.nan, math.nan
-    x, y = _tensors(model, features, labels)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    x, y = as_tensor(features).to(device), as_tensor(labels).to(device)
     loss, measure = 0.0, 0.0
-    with _in_eval(model), torch.no_grad(), tokens_in_range(tables_of(model)):
+    with modes_back(model), torch.no_grad(), IndicesInRange():
+        model.eval()
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
             logits = model(x[start : start + batch_size].clone())
@@ -184,43 +192,6 @@ def evaluate_with_probabilities(
     return loss, measure, outputs.softmax(dim=1).numpy()
 
 
-def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
-    """Check the numbers of a training.
-
-    Raises:
-        ValueError: If one is out of its range.
-    """
-    if not (math.isfinite(learning_rate) and learning_rate >= 0):
-        raise ValueError(f"learning_rate is {learning_rate}; write a finite number of at least 0")
-    if epochs < 1:
-        raise ValueError(f"epochs is {epochs}; write at least 1")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; write at least 1")
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's parameters; the CPU for a model without any."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _check_batches(
-    features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor, batch_size: int
-) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; write at least 1")
-    if len(features) != len(labels):
-        raise ValueError(
-            f"{len(features)} rows of features but {len(labels)} labels; give one label a row"
-        )
-
-
-def _tensors(
-    model: nn.Module, features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor
-) -> tuple[Tensor, Tensor]:
-    device = device_of(model)
-    return as_tensor(features).to(device), as_tensor(labels).to(device)
-
-
 def as_tensor(values: NDArray[Any] | Tensor) -> Tensor:
     """Labels and tokens as int64, everything else as float32; a tensor as it is."""
     if isinstance(values, Tensor):
@@ -228,11 +199,3 @@ def as_tensor(values: NDArray[Any] | Tensor) -> Tensor:
     kind = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32
     # torch warns about read-only arrays, so these are copied; others are shared, not copied.
     return torch.from_numpy(np.require(values, kind, ["C", "W"]))
-
-
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    # Module by module, as parts of a model may be in different modes.
-    with modes_back(model):
-        model.eval()
-        yield
