@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeVar
 
-from fl_dp.accounting.budget import NeighboringRelation
 from fl_dp.promise import NO_PRIVACY, brief_epsilon, delta_rounded_up, is_promise
 
 UNKNOWN = "not known"
@@ -39,6 +39,8 @@ class Against(StrEnum):
     """And a few nodes that collude with it."""
     SERVER = "everyone, the server included"
     """Each client adds its own noise."""
+    OF_EACH_RUN = "whom each run's promise names"
+    """What runs of different promises add up to, in an account."""
 
 
 class _Budget(Protocol):
@@ -130,10 +132,40 @@ class Guarantee:
         return cls(
             **{name: _number(document.get(name)) for name in _NUMBERS},
             unit=unit if unit in ("client", "record") else None,
-            neighbours=relation if relation in list(NeighboringRelation) else None,
+            neighbours=relation if _RELATION.fullmatch(str(relation)) else None,
             against=Against(against) if against in list(Against) else None,
             insecure=document.get("insecure") is True,
         )
+
+    @classmethod
+    def stated(cls, statement: Mapping[str, Any]) -> Self:
+        """Return the guarantee of a statement's JSON of anybody, read as by `read`.
+
+        Without a stated epsilon nothing is promised, whatever else is written.
+        """
+        bounds, so_far = statement.get("epsilon"), statement.get("epsilon_so_far")
+        budget, unit = statement.get("budget"), _UNIT.match(str(statement.get("unit")))
+        spent = [bound for bound in _items(so_far).values() if isinstance(bound, int | float)]
+        epsilon = _number(_items(bounds).get(str(statement.get("quoted"))))
+        numbers: dict[str, Any] = {}
+        if epsilon is not None:
+            numbers = {
+                "epsilon": epsilon,
+                "spent": min(spent, default=None),
+                "budget": _items(budget).get("epsilon"),
+            }
+        guarantee = cls.read(
+            {
+                **numbers,
+                "delta": statement.get("delta"),
+                "unit": None if unit is None else unit[1],
+                "neighbours": statement.get("neighboring_relation"),
+                "against": statement.get("against"),
+                "insecure": statement.get("insecure"),
+            }
+        )
+        assert guarantee is not None  # it is an object
+        return guarantee
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, without what is unknown."""
@@ -211,6 +243,8 @@ def weakest_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     return max(guarantees, key=lambda one: (not one.promises, one.epsilon or 0.0, one.spent or 0.0))
 
 
+_UNIT = re.compile(r"one (client|record)\b")
+_RELATION = re.compile(r"[a-z-]{1,40}")
 _NUMBERS = ("epsilon", "spent", "budget", "delta")
 
 
@@ -223,3 +257,7 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return finite if math.isfinite(finite) and finite >= 0.0 else None
+
+
+def _items(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def summary_of(job: Job) -> RunSummary:
     """Return the summary of a finished training, for people."""
-    from fl_dp.statement.stated_guarantee import stated_guarantee
+    from fl_dp.guarantee import Guarantee
     from fl_dp.terminal.summary import RunSummary
 
     statement = job.folder.read_statement()
@@ -30,8 +30,8 @@ def summary_of(job: Job) -> RunSummary:
         test_accuracy=last.get("test_accuracy"),
         test_metrics=_metrics(last),
         measured_on=job.settings.task.measured_on,
-        promise=stated_guarantee(statement),
-        of_records=None if records is None else stated_guarantee(records),
+        promise=Guarantee.stated(statement),
+        of_records=None if records is None else Guarantee.stated(records),
         spent_in_rounds=last["epsilon"] if job.folder.private_metrics.is_file() else None,
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
@@ -40,13 +40,13 @@ def summary_of(job: Job) -> RunSummary:
 
 def result_of(job: Job, seconds: float | None) -> Result:
     """Return a finished training as a line of `results.csv`; `seconds` is None if unknown."""
+    from fl_dp.guarantee import Guarantee
     from fl_dp.ledger.training import library_versions
-    from fl_dp.statement.stated_guarantee import stated_guarantee
     from fl_dp.terminal.results import Result, least_noise, noise_of_mean
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
-    promise = stated_guarantee(statement)
+    promise = Guarantee.stated(statement)
     if seconds is not None:
         seconds = round(seconds, 1)
     # A run without a promise computes no privacy number, so its statement names no versions.

@@ -50,7 +50,7 @@ def runs(
     """
     with exit_on_errors():
         from fl_dp.viewer.found_runs import RunsFolder, RunState
-        from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_table
+        from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_tables
 
         choices = list(map(str, RunState))
         states = [require_one_of("--state", name, choices) for name in state or ()]
@@ -77,4 +77,6 @@ def runs(
     else:
         # In a pipe no row is broken.
         console = out if out.is_terminal else Console(width=_WIDE, highlight=False)
-        console.print(runs_table(matches))
+        for terms, table in runs_tables(matches).items():
+            console.print(terms, style="italic", soft_wrap=True, markup=False)
+            console.print(table)

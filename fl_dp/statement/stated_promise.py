@@ -16,8 +16,6 @@ from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping
 from fl_dp.promise import Enforcement
 
-from .stated_guarantee import stated_guarantee
-
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
@@ -78,7 +76,7 @@ class Promise:
     @property
     def guarantee(self) -> Guarantee:
         """The promise as every screen, page and picture shows it."""
-        return stated_guarantee(self.to_dict())
+        return Guarantee.stated(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, without optional parts that are None."""

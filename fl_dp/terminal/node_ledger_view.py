@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fl_dp.accounting import PrivacyBudget, PrivacyEvent
 from fl_dp.accounting.events import event_to_dict
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Reliance, Spending, Use, UseOfData
 from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
@@ -26,6 +27,21 @@ _PURPOSES = {
     "evaluate": "evaluation",
     "query.fl_dp_statistic": "a statistic",
 }
+
+
+def guarantee_at_node(spending: Spending) -> Guarantee:
+    """Return what an account of a node has spent of its cap."""
+    assert spending.first_limit is not None  # each charge brings one
+    bounds = spending.epsilon()
+    relations = sorted(spending.neighboring_relations, key=lambda relation: relation.distance)
+    return Guarantee(
+        spent=bounds.best if bounds.by_name else None,
+        budget=None if spending.budget is None else spending.budget.epsilon,
+        delta=spending.first_limit.delta,
+        unit=spending.unit,
+        neighbours=relations[-1],
+        against=Against.OF_EACH_RUN,
+    )
 
 
 def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from fl_dp.promise import delta_rounded_up
-from fl_dp.terminal.numbers import NO_PRIVACY, epsilon_text
+from fl_dp.guarantee import grouped
 from fl_dp.viewer.found_runs import RunCard, RunState
 
 _STYLES = {
@@ -32,7 +31,7 @@ ORDERS: dict[str, _Order] = {
     "state": lambda card: (False, list(RunState).index(card.state)),
     "round": lambda card: (card.round is None, -(card.round or 0)),
     "accuracy": lambda card: (card.score.value is None, -(card.score.value or 0.0)),
-    "epsilon": lambda card: (card.epsilon is None, card.epsilon or 0.0),
+    "epsilon": lambda card: (False, card.weakness),
 }
 """Orders of a table by name: newest, furthest and best first, least epsilon first; unknown last."""
 
@@ -46,14 +45,19 @@ def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
     return list(chain.from_iterable(members.values()))
 
 
-def runs_table(cards: Sequence[RunCard]) -> Table:
-    """A table of runs, in the given order.
+def runs_tables(cards: Sequence[RunCard]) -> dict[str, Table]:
+    """Tables of runs, in the given order, by what their epsilons mean nothing without.
 
     Nothing in it is read as markup, and `found_runs` leaves no control character in a name.
     """
+    groups = grouped(cards, lambda card: card.terms)
+    return {terms: _table(group) for terms, group in groups.items()}
+
+
+def _table(cards: Sequence[RunCard]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
-    for column in ("state", "round", "accuracy", "epsilon", "delta", "when"):
+    for column in ("state", "round", "score", "epsilon", "when"):
         justify: JustifyMethod = "left" if column == "state" else "right"
         table.add_column(column, no_wrap=True, justify=justify)
     sweep: str | None = None
@@ -67,8 +71,7 @@ def runs_table(cards: Sequence[RunCard]) -> Table:
             Text(_state(card), style=_STYLES[card.state]),
             Text(_rounds(card)),
             Text(_score(card)),
-            Text(_epsilon(card)),
-            Text(_delta(card)),
+            Text("-" if card.promise is None else card.promise.numbers),
             Text(_when(card.changed) or "-"),
         )
     return table
@@ -80,19 +83,24 @@ def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, An
 
 
 def _as_json(card: RunCard) -> dict[str, Any]:
-    values = {name: getattr(card, name, None) for name in _COLUMNS}
-    return values | {
-        "loss": card.test_loss,
-        card.score.name: card.score.value,
-        "when": _when(card.changed, "seconds"),
-        "problems": list(card.problems),
-    }
+    values = {name: getattr(card, name) for name in _COLUMNS}
+    promises = {"promise": card.promise, "of_records": card.of_records}
+    return (
+        values
+        | {name: None if one is None else one.to_dict() for name, one in promises.items()}
+        | {
+            "promises": card.promise is None or card.promise.promises,
+            "loss": card.test_loss,
+            "measured_on": card.score.measured_on,
+            "accuracy": None,
+            card.score.name: card.score.value,
+            "when": _when(card.changed, "seconds"),
+            "problems": list(card.problems),
+        }
+    )
 
 
-_COLUMNS = (
-    *("name", "sweep", "variant", "place", "kind", "state", "round", "rounds", "accuracy", "loss"),
-    *("epsilon", "delta", "budget", "unit", "promises"),
-)
+_COLUMNS = ("name", "sweep", "variant", "place", "kind", "state", "round", "rounds")
 
 
 def _title(card: RunCard) -> str:
@@ -106,9 +114,7 @@ def _title(card: RunCard) -> str:
 
 
 def _score(card: RunCard) -> str:
-    if card.score.name == "accuracy":
-        return card.score.with_auc
-    return f"{card.score.title} {card.score}"
+    return "-" if card.score.value is None else f"{card.score.title} {card.score.with_auc}"
 
 
 def _state(card: RunCard) -> str:
@@ -119,18 +125,6 @@ def _rounds(card: RunCard) -> str:
     if card.round is None and card.rounds is None:
         return "-"
     return f"{card.round or 0}/{card.rounds or '?'}"
-
-
-def _epsilon(card: RunCard) -> str:
-    if not card.promises:
-        return NO_PRIVACY
-    return "-" if card.epsilon is None else epsilon_text(card.epsilon)
-
-
-def _delta(card: RunCard) -> str:
-    if card.delta is None or not card.promises:
-        return "-"
-    return delta_rounded_up(card.delta)
 
 
 def _when(seconds: float | None, precision: str = "minutes") -> str | None:

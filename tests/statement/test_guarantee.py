@@ -8,7 +8,7 @@ import pytest
 from kind_trainings import PLANS
 
 from fl_dp.guarantee import Against, Guarantee
-from fl_dp.statement.stated_guarantee import stated_guarantee
+from fl_dp.statement.sentences import UNITS
 
 OF_CLIENTS = Guarantee(
     epsilon=8.0,
@@ -72,9 +72,14 @@ def test_each_kind_of_plan_names_its_adversary(kind: str) -> None:
     assert guarantee.delta == plan.budget.delta
 
 
-@pytest.mark.parametrize("value", [None, "x", [], {"pld": "8"}, {"pld": -1}, {"pld": 10**400}])
+@pytest.mark.parametrize("value", [None, "X!", [], {"pld": "8"}, {"pld": -1}, {"pld": 10**400}])
 def test_a_statement_that_anybody_wrote_is_read_as_far_as_it_goes(value: object) -> None:
     document = {"quoted": "pld", "epsilon": value, "budget": value, "delta": value}
     document |= {"unit": value, "neighboring_relation": value, "against": value}
-    read = stated_guarantee(document)
+    read = Guarantee.stated(document)
     assert read == Guarantee(delta=None, unit=None, neighbours=None, against=None)
+
+
+def test_the_units_of_statements_are_read_back() -> None:
+    for unit, sentence in UNITS.items():
+        assert Guarantee.stated({"unit": sentence}).unit == unit

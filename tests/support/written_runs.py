@@ -13,6 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_dp.app.settings import Settings
 
+PROMISE = {
+    "delta": 0.003,
+    "unit": "client",
+    "neighbours": "zero-out",
+    "against": "whoever sees the models",
+}
+"""All that the epsilon of a written run means nothing without."""
+
 
 def write_run(
     path: Path,
@@ -65,6 +73,7 @@ def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0)
                 "test_confusion_matrix": [[9, 1], [2, 8]],
                 "test_classes": ["cat", "dog"],
                 "epsilon": epsilon * share**0.5,
+                "promise": PROMISE | {"budget": epsilon},
             }
             if server_round:
                 line |= {"bytes_down": 2856, "bytes_up": 5456}

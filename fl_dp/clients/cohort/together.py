@@ -33,7 +33,7 @@ from fl_dp.model_arrays import distinct_state
 from fl_dp.user_code import Contained, SeededWords, own_chance
 
 from .alone import train_alone
-from .cohort_size import free_bytes, units_at_once
+from .cohort_size import units_at_once
 from .graph_check import capture_for
 from .image_layers import ImageLayers, image_layers
 from .local_training import LocalTraining, UnitData

@@ -15,7 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.tasks.public_scores import Score
+from fl_dp.viewer.promise_words import numbers_in, shared_words, terms_in
 
 _FOLDER = Path(__file__).parent / "words"
 FALLBACK = "en"
@@ -79,10 +81,21 @@ class LanguageTexts:
         return self("format.percent", number=self._separated(f"{100 * value:.1f}"))
 
     def score(self, score: Score) -> str:
-        """A model's score, named if it is no accuracy."""
-        if score.name == "accuracy":
-            return self.percent(score.value)
-        return f"{self('run.' + score.name)} {self.number(score.value, 3)}"
+        """A model's score with the rows it was measured on, named if it is no accuracy."""
+        if score.value is None:
+            return "–"
+        value = self.percent(score.value)
+        if score.name != "accuracy":
+            value = f"{self('run.' + score.name)} {self.number(score.value, 3)}"
+        return self("score.on", value=value, rows=self("score." + score.measured_on))
+
+    def numbers(self, promise: Guarantee | None) -> str:
+        """What is stated, spent and budgeted; see `numbers_in`."""
+        return numbers_in(self.texts, promise)
+
+    def terms(self, promise: Guarantee | None) -> str:
+        """All of a promise but the numbers; see `terms_in`."""
+        return terms_in(self.texts, promise)
 
     def moment(self, timestamp: float | None) -> str:
         """A date and time in this machine's zone."""
@@ -118,7 +131,8 @@ class LanguageTexts:
 @cache
 def languages() -> dict[str, LanguageTexts]:
     """Each language by its code, English first."""
-    texts = {file.stem: _read(file) for file in sorted(_FOLDER.glob("*.json"))}
+    files = sorted(_FOLDER.glob("*.json"))
+    texts = {file.stem: {**shared_words(file.stem), **_read(file)} for file in files}
     codes = [FALLBACK, *(code for code in texts if code != FALLBACK)]
     return {
         code: LanguageTexts(code=code, texts={**texts[FALLBACK], **texts[code]}) for code in codes

@@ -13,9 +13,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
+from fl_dp.terminal.node_ledger_view import guarantee_at_node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,7 @@ class LedgerGauge:
         ledger: Its file or database, without a password, and the training's name if it has several.
         kind: `training` for a server's ledger, `node` for a node's; empty if it can't be read.
         account: Number of the account within a node's ledger, from 1; no site is named.
-        unit: `client` or `record`.
-        spent: Epsilon; None if no bound is known.
-        budget: Epsilon of the budget.
-        delta: Delta of both.
+        promise: What was spent of which budget; None where nothing can be read.
         rounds: Number of rounds or charges so far.
         problem: Reason why there are no numbers.
         altered: Whether the reason is an altered ledger.
@@ -38,20 +38,10 @@ class LedgerGauge:
     ledger: str
     kind: str = ""
     account: int = 1
-    unit: str = ""
-    spent: float | None = None
-    budget: float | None = None
-    delta: float | None = None
+    promise: Guarantee | None = None
     rounds: int = 0
     problem: str = ""
     altered: bool = False
-
-    @property
-    def left(self) -> float | None:
-        """Remaining epsilon; epsilon adds up at most."""
-        if self.spent is None or self.budget is None:
-            return None
-        return max(self.budget - self.spent, 0.0)
 
 
 def gauges_of(location: str) -> list[LedgerGauge]:
@@ -79,14 +69,11 @@ def _of_account(ledger: SpentLedger) -> list[LedgerGauge]:
 
 
 def _of_training(ledger: SpentLedger, name: str) -> LedgerGauge:
-    budget = ledger.plan.budget
+    spent = ledger.epsilon().best
     return LedgerGauge(
         ledger=name,
         kind="training",
-        unit=ledger.plan.unit,
-        spent=ledger.epsilon().best,
-        budget=budget.epsilon,
-        delta=budget.delta,
+        promise=Guarantee.of(ledger.plan, spent=spent, insecure=ledger.insecure),
         rounds=ledger.rounds_spent,
     )
 
@@ -94,17 +81,13 @@ def _of_training(ledger: SpentLedger, name: str) -> LedgerGauge:
 def _of_node(ledger: NodeLedger) -> list[LedgerGauge]:
     gauges = []
     for account, spending in enumerate(ledger.spendings, 1):
-        bounds, budget = spending.epsilon(), spending.budget
         gauge = LedgerGauge(
             ledger=ledger.location,
             kind="node",
             account=account,
-            unit=spending.unit,
-            spent=bounds.best if bounds.by_name else None,
+            promise=guarantee_at_node(spending),
             rounds=spending.charges,
         )
-        if budget is not None:
-            gauge = replace(gauge, budget=budget.epsilon, delta=budget.delta)
         gauges.append(gauge)
     if not gauges:
         gauges.append(
@@ -143,7 +126,7 @@ def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, li
         for line in output.decode(errors="replace").splitlines():
             try:
                 document = json.loads(line)
-                gauges[document["file"]] = [LedgerGauge(**fields) for fields in document["gauges"]]
+                gauges[document["file"]] = [_read(fields) for fields in document["gauges"]]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line
         unanswered = [file for file in remaining if file not in gauges]
@@ -154,6 +137,10 @@ def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, li
                 problem = f"it takes more than {seconds} s of a processor"
             gauges[unanswered[0]] = [LedgerGauge(ledger=unanswered[0], problem=problem)]
     return gauges
+
+
+def _read(fields: dict[str, Any]) -> LedgerGauge:
+    return LedgerGauge(**fields | {"promise": Guarantee.read(fields.get("promise"))})
 
 
 def _answer(question: dict[str, object]) -> tuple[bytes, bool]:

@@ -14,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import follow_log
 
-from .shown_runs import points, seconds_left
+from .languages import Words
+from .shown_runs import gauge_share, points, seconds_left
 
 _TICK = 1.0
 _HEARTBEAT = 15.0
@@ -37,8 +38,8 @@ class LiveRuns:
     tick: float = _TICK
     streams: int = field(default=0, init=False)
 
-    async def events(self, name: str, last_event_id: str) -> AsyncIterator[str]:
-        """Yield a run's events until it has ended.
+    async def events(self, name: str, last_event_id: str, words: Words) -> AsyncIterator[str]:
+        """Yield a run's events until it has ended, in the reader's words.
 
         `last_event_id` is that of the last event that the browser has; empty for none.
         """
@@ -48,7 +49,7 @@ class LiveRuns:
             end, log = last_sent + _LONGEST, ReadPosition()
             while time.monotonic() < end:
                 try:
-                    mark, text, state, over = await run_in_threadpool(self._look, name, mark)
+                    mark, text, state, over = await run_in_threadpool(self._look, name, mark, words)
                     log, lines = await run_in_threadpool(self._look_at_log, name, log)
                 except (OSError, ValueError):
                     yield _event("gone", {})
@@ -68,7 +69,9 @@ class LiveRuns:
         finally:
             self.streams -= 1
 
-    def _look(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str, str, bool]:
+    def _look(
+        self, name: str, mark: ReadPosition, words: Words
+    ) -> tuple[ReadPosition, str, str, bool]:
         card = self.runs.card(name)
         news = self.runs.follow(name, mark)
         text = ""
@@ -77,7 +80,7 @@ class LiveRuns:
             text = _event("rounds", data, f"{news.mark.file}.{news.mark.offset}")
         # The statement is written after the last round, and the run's process ends after that.
         over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
-        return news.mark, text, _event("state", state_of(card)), over
+        return news.mark, text, _event("state", state_of(card, words)), over
 
     def _look_at_log(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str]:
         try:
@@ -89,16 +92,18 @@ class LiveRuns:
         return news.mark, _event("log", {"anew": news.replaces, "lines": news.lines})
 
 
-def state_of(card: RunCard) -> dict[str, Any]:
+def state_of(card: RunCard, words: Words) -> dict[str, Any]:
     """Values that a page shows of a run that goes on."""
+    promise = card.promise
     return {
         "state": str(card.state),
         "round": card.round,
         "rounds": card.rounds,
         "metric": card.score.name,
         "score": card.score.value,
-        "epsilon": card.epsilon,
-        "budget": card.budget,
+        "numbers": words.numbers(promise),
+        "terms": words.terms(promise),
+        "share": gauge_share(promise),
         "left": seconds_left(card),
     }
 

@@ -6,14 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
-from fl_dp.accounting import default_delta
-from fl_dp.promise import is_large_delta
-from fl_dp.statement.sentences import UNITS
+from fl_dp.guarantee import Guarantee, weakest_guarantee
 from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
-from fl_dp.viewer.found_runs.run_groups import Group, groups_of
+from fl_dp.viewer.found_runs.run_groups import Group, groups_of, shown_value
+from fl_dp.viewer.found_runs.run_groups import differences as differing_keys
 from fl_dp.viewer.found_runs.untrusted import number
 
 MOST_POINTS = 1000
@@ -23,13 +21,10 @@ PAGE = 100
 _SORTED = {
     "changed": lambda card: -(card.changed or 0.0),
     "accuracy": lambda card: -card.score.rank,
-    "epsilon": lambda card: _or(card.epsilon, math.inf),
+    "epsilon": lambda card: (card.weakness == math.inf, card.terms, card.weakness),
     "name": lambda card: card.name,
 }
 SORTS = tuple(_SORTED)
-
-# They differ in every run or machine, and nobody chose them.
-_NOT_COMPARED = ("run_name", "output_dir", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,52 +86,12 @@ def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProtectedUnit:
-    """An epsilon's unit and delta.
-
-    Attributes:
-        unit: `client` or `record`, or another's own words; None if unknown.
-        delta: None if unknown.
-    """
-
-    unit: str | None
-    delta: float | None
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the delta is only fine for trials."""
-        return is_large_delta(self.delta)
-
-
-def protected_unit(card: RunCard) -> ProtectedUnit:
-    """Unit of a run's epsilon by its statement; before that by its settings."""
-    if not card.promises:
-        return ProtectedUnit(unit=None, delta=None)
-    if card.unit is not None:
-        names = {sentence: name for name, sentence in UNITS.items()}
-        return ProtectedUnit(unit=names.get(card.unit, card.unit), delta=card.delta)
-    mode = card.settings.get("privacy.mode")
-    if mode in (None, "none"):
-        return ProtectedUnit(unit=None, delta=card.delta)
-    if mode in ("dp_sgd", "distributed_records"):
-        of_persons = card.settings.get("task.person_column") not in (None, "null", "None", "")
-        return ProtectedUnit(unit="person" if of_persons else "record", delta=card.delta)
-    if card.settings.get("privacy.unit") == "record":
-        return ProtectedUnit(unit="record", delta=card.delta)
-    return ProtectedUnit(unit="client", delta=_planned_delta(card.settings))
-
-
-def _planned_delta(settings: Mapping[str, str]) -> float | None:
-    """Planned delta of a training of clients; None if unreadable."""
-    clients = settings.get("task.num_clients", "")[:15]
-    try:
-        written = settings.get("privacy.delta", "null")
-        if written != "null":
-            return number(float(written))
-        return default_delta(int(clients)) if int(clients) > 0 else None
-    except ValueError:
+def gauge_share(promise: Guarantee | None) -> float | None:
+    """Spent share of a budget, at most 1; None where there is no budget to fill."""
+    if promise is None or not promise.promises or not promise.budget:
         return None
+    spent = promise.epsilon if promise.spent is None else promise.spent
+    return None if spent is None else min(spent / promise.budget, 1.0)
 
 
 def seconds_left(card: RunCard) -> float | None:
@@ -176,8 +131,6 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
 def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
     """Rows of planned and actual values: a word's key and two numbers."""
     card, statement, settings = run.card, run.statement or {}, run.settings
-    budget = statement.get("budget")
-    delta = budget.get("delta") if isinstance(budget, dict) else None
     multipliers = [value for value in run.noise_multipliers if value is not None]
     least_noise = min(multipliers, default=number(statement.get("noise_multiplier")))
     rate = number(settings.get("selection.sampling_rate"))
@@ -189,8 +142,6 @@ def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | Non
     norm = number(settings.get("clipping.norm"))
     rows = [
         ("rounds", card.rounds, card.round),
-        ("epsilon", card.budget or number(settings.get("privacy.epsilon")), card.epsilon),
-        ("delta", number(delta), card.delta),
         ("noise", number(settings.get("privacy.noise_multiplier")), least_noise),
         ("cohort", planned_cohort, cohort),
         ("clipping", norm, number(statement.get("clipping_norm"))),
@@ -234,7 +185,8 @@ class SeedRow:
         metric: Name of the models' score.
         score: Mean and deviation of the score over the runs.
         loss: The same of the loss.
-        epsilon: The runs' largest; None if nothing is promised.
+        promise: The weakest of the runs' promises; None: not known yet.
+        terms: All of their promises but the numbers.
     """
 
     name: str
@@ -243,7 +195,8 @@ class SeedRow:
     metric: str
     score: tuple[float | None, float | None]
     loss: tuple[float | None, float | None]
-    epsilon: float | None
+    promise: Guarantee | None
+    terms: str
 
 
 def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
@@ -254,8 +207,7 @@ def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
 
 def _seed_row(group: Group, numbers: Sequence[int]) -> SeedRow:
     cards = [run.card for run in group.runs]
-    spent = [card.epsilon for card in cards if card.epsilon is not None]
-    promised = all(card.promises for card in cards)
+    promises = [card.promise for card in cards if card.promise is not None]
     return SeedRow(
         name=group.name,
         runs=tuple(numbers),
@@ -263,7 +215,8 @@ def _seed_row(group: Group, numbers: Sequence[int]) -> SeedRow:
         metric=cards[0].score.name,
         score=_spread([card.score.value for card in cards]),
         loss=_spread([card.test_loss for card in cards]),
-        epsilon=max(spent, default=None) if promised else None,
+        promise=weakest_guarantee(promises) if promises else None,
+        terms=cards[0].terms,
     )
 
 
@@ -277,13 +230,8 @@ def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]
 
 
 def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, with each run's value."""
-    rows = []
-    for key in dict.fromkeys(chain.from_iterable(run.settings for run in runs)):
-        values = [_shown(run.settings.get(key, "–")) for run in runs]
-        if key not in _NOT_COMPARED and len(set(values)) > 1:
-            rows.append((key, values))
-    return rows
+    """The settings in which runs differ, with each run's value; a dash for none."""
+    return [(key, [_shown(run.settings.get(key)) for run in runs]) for key in differing_keys(runs)]
 
 
 def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -303,9 +251,5 @@ def _has(card: RunCard, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _or(value: float | None, instead: float) -> float:
-    return instead if value is None else value
-
-
 def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)[:200]
+    return "–" if value is None else shown_value(value)

@@ -27,6 +27,8 @@ from starlette.types import ASGIApp
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
 from fl_dp.app.local.auto_hosting import with_engine
+from fl_dp.guarantee import grouped
+from fl_dp.promise import is_large_delta
 from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
 from fl_dp.viewer.found_runs.images import images_of, read_image
@@ -45,10 +47,10 @@ from .shown_runs import (
     RunFilter,
     advice_for,
     differences,
+    gauge_share,
     planned_and_done,
     points,
     promise,
-    protected_unit,
     seconds_left,
     seed_rows,
     sweeps_of,
@@ -144,6 +146,8 @@ class Dashboard:
         self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
         self._templates = environment(_HERE / "templates")
         self._templates.filters["without_null"] = without_null
+        self._templates.filters["share"] = gauge_share
+        self._templates.tests["large_delta"] = is_large_delta
         self._templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def site(self) -> ASGIApp:
@@ -288,7 +292,6 @@ class Dashboard:
             resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
             live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
             planned=planned_and_done(run),
-            of_unit=protected_unit(card),
             promise=promise(run.statement or {}),
             first_of_promise=_FIRST_OF_PROMISE,
             not_covered=texts((run.statement or {}).get("not_covered")),
@@ -329,7 +332,7 @@ class Dashboard:
             raise HTTPException(503, headers={"Retry-After": "10"})
         last_event_id = request.headers.get("last-event-id", "")
         return StreamingResponse(
-            self._live.events(name, last_event_id),
+            self._live.events(name, last_event_id, _words(request)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # of a proxy that would collect events
         )
@@ -350,9 +353,6 @@ class Dashboard:
             except (OSError, ValueError):
                 missing.append(name)
         rows = seed_rows(runs)
-        row_of_run = {}
-        for index, row in enumerate(rows):
-            row_of_run.update(dict.fromkeys(row.runs, index))
         return self._page(
             request,
             "compare.html",
@@ -360,7 +360,7 @@ class Dashboard:
             missing=missing,
             differences=differences(runs),
             rows=rows,
-            row_of=row_of_run,
+            promises=grouped(rows, lambda row: row.terms),
         )
 
     def _budgets(self, request: Request) -> Response:
@@ -532,10 +532,10 @@ class Dashboard:
         if request.method != "GET":
             path = "/" if self.started is None else "/start"
         query = [item for item in request.query_params.multi_items() if item[0] != "lang"]
-        links = []
-        for code, language in languages().items():
+        links, words = [], _words(request)
+        for code in languages():
             address = f"{path}?{urlencode([*query, ('lang', code)])}"
-            links.append((code, language("language.name"), address))
+            links.append((code, words(f"language.{code}"), address))
         return links
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fl_dp.guarantee import Guarantee
+from fl_dp.promise import NO_PRIVACY
 from fl_dp.tasks.public_scores import Score
 
 from .untrusted import shown
@@ -51,13 +54,9 @@ class RunCard:
         rounds: Planned number of rounds.
         score: The last model's score, on public rows.
         test_loss: Its loss, on public rows.
-        epsilon: The statement's quoted epsilon; before there is one, what was spent so far. None
-            if infinite.
-        delta: Delta of that epsilon.
-        budget: Epsilon of the budget.
-        unit: Unit that epsilon protects, in the statement's words.
-        promises: False if nothing is promised: by the statement, by an epsilon that is too large
-            (`is_promise`), or because the noise can be predicted.
+        promise: Its promise by its statement; before that what was spent so far, and the budget.
+            None: not known yet.
+        of_records: The promise to each record besides, by its statement.
         sweep: Name of its sweep's folder.
         variant: Its difference from the sweep's other runs, but for the seed.
         place: Its value on the sweep's axis.
@@ -74,15 +73,27 @@ class RunCard:
     rounds: int | None = None
     score: Score = field(default_factory=Score)
     test_loss: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    budget: float | None = None
-    unit: str | None = None
-    promises: bool = True
+    promise: Guarantee | None = None
+    of_records: Guarantee | None = None
     sweep: str | None = None
     variant: str | None = None
     place: str | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> str:
+        """All of its promise but the numbers: only where these are equal do epsilons compare."""
+        if self.promise is None:
+            return "promise not known yet"
+        return f"epsilon {self.promise.terms}" if self.promise.promises else NO_PRIVACY
+
+    @property
+    def weakness(self) -> float:
+        """A number that rises with epsilon; infinite where nothing is promised, or known."""
+        if self.promise is None or not self.promise.promises:
+            return math.inf
+        numbers = (self.promise.epsilon, self.promise.spent, self.promise.budget)
+        return next((number for number in numbers if number is not None), math.inf)
 
 
 def state_of(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.tasks.public_scores import MOST_CLASSES_OF_A_MATRIX, NUMBERS, Score
 
 from .untrusted import Unreadable, number, opened, parsed_json, shown, texts
@@ -33,6 +34,8 @@ class Round:
         confusion_matrix: Counts of each true class by predicted class, on the same rows.
         classes: Names of these classes, one per row of the matrix; () without it.
         epsilon: Spent so far.
+        promise: All that epsilon means nothing without, with the budget; None: no such part.
+        measured_on: The public rows, `test` or `validation`.
         bytes_down: Bytes of the arrays in a message to a client.
         bytes_up: Bytes of the arrays in its reply.
         next_clipping_norm: That of the next round, if adaptive.
@@ -54,11 +57,13 @@ class Round:
     confusion_matrix: tuple[tuple[int, ...], ...] | None = None
     classes: tuple[str, ...] = ()
     is_evaluated: bool = False
+    promise: Guarantee | None = None
+    measured_on: str = "test"
 
     @property
     def score(self) -> Score:
         """The model's score."""
-        return Score.of(self.test_accuracy, self.metrics)
+        return Score.of(self.test_accuracy, self.metrics, self.measured_on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +185,8 @@ def _round(line: bytes) -> tuple[Round, int | None] | None:
         confusion_matrix=matrix,
         classes=classes,
         is_evaluated=document.get("test_loss") is not None,
+        promise=Guarantee.read(document.get("promise")),
+        measured_on="validation" if document.get("measured_on") == "validation" else "test",
         **numbers,
     )
     return point, _count(document.get("rounds"))

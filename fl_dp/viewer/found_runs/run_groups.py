@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from fl_dp.app.keys import FOLDERS, SECRET
+from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.settings import OPTIONS
 
 from .details import FoundRun
@@ -103,9 +103,19 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
         # A key of a choice is missing under another; any other missing key is another version's.
         is_of_choice = key.partition(".")[0] in OPTIONS
         having = [values for values in settings if key in values or is_of_choice]
-        if len({repr(values.get(key)) for values in having}) > 1:
-            differing.append(key)
+        if len({repr(values.get(key)) for values in having}) < 2:
+            continue
+        if not all(key in values for values in settings) and _all_defaults(key, settings):
+            continue
+        differing.append(key)
     return differing
+
+
+def _all_defaults(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nobody chose a value of a key: each is null, or the default of an option."""
+    known = all_keys().get(key)
+    defaults = [None] if known is None else [None, known.default, *known.other_defaults.values()]
+    return all(values[key] in defaults for values in settings if key in values)
 
 
 def shown_value(value: Any) -> str:

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_running
-from fl_dp.promise import is_promise
+from fl_dp.guarantee import Guarantee
 from fl_dp.tasks.public_scores import Score
 
 from .cards import RunCard, RunState, scalars, state_of
 from .details import FoundRun, found_run
 from .follow import Followed, ReadPosition, follow
-from .rounds import METRICS, ReadRounds, last_round
+from .rounds import METRICS, ReadRounds, Round, last_round
 from .untrusted import (
     CONFIG,
     Unreadable,
     folders_below,
-    number,
     parsed_json,
     parts_of,
     read_object,
@@ -210,11 +209,10 @@ class RunsFolder:
             changed=max(started, released, logged, stated or 0.0) or None,
             rounds=planned,
             score=_unmeasured(settings),
-            promises=settings.get("privacy.insecure_seed", "null") == "null",
             problems=(*problems, *rounds.problems),
         )
         if last is not None:
-            card = replace(card, round=last.round, epsilon=last.epsilon)
+            card = replace(card, round=last.round, promise=_so_far(last, settings))
         if measured is not None:
             card = replace(card, score=measured.score, test_loss=measured.test_loss)
         return card if statement is None else _with_promise(card, statement)
@@ -271,20 +269,11 @@ class RunsFolder:
         statement = parsed_json(text, STATEMENT)
         if not isinstance(statement, dict):
             raise Unreadable(f"{STATEMENT} holds no JSON object")
-        bounds, budget = statement.get("epsilon"), statement.get("budget")
-        quoted, unit = statement.get("quoted"), statement.get("unit")
-        epsilon, promises = None, False
-        if isinstance(bounds, dict) and isinstance(quoted, str) and quoted != "none":
-            epsilon = number(bounds.get(quoted))
-        if quoted != "none":
-            promises = is_promise(epsilon or 0.0, insecure=statement.get("insecure") is True)
+        records = statement.get("records")
         return {
             "failed": isinstance(statement.get("failure"), str),
-            "promises": promises,
-            "epsilon": epsilon,
-            "delta": number(statement.get("delta")),
-            "budget": number(budget.get("epsilon")) if isinstance(budget, dict) else None,
-            "unit": shown(unit) if isinstance(unit, str) else None,
+            "promise": Guarantee.stated(statement),
+            "of_records": Guarantee.stated(records) if isinstance(records, dict) else None,
         }
 
     def _in_sweep(self, card: RunCard, cells: dict[str, Mapping[str, Any]]) -> RunCard:
@@ -353,12 +342,23 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _with_promise(card: RunCard, promise: Mapping[str, Any]) -> RunCard:
+def _so_far(last: Round, settings: Mapping[str, str]) -> Guarantee | None:
+    """The promise that a run's last line tells, with what was spent so far."""
+    promise = last.promise
+    if promise is None:
+        if last.epsilon is None:
+            return None
+        promise = Guarantee(delta=None, unit=None, neighbours=None, against=None)
+    predictable = settings.get("privacy.insecure_seed", "null") != "null"
+    insecure = promise.insecure or predictable
+    return replace(promise, spent=last.epsilon, insecure=insecure)
+
+
+def _with_promise(card: RunCard, stated: Mapping[str, Any]) -> RunCard:
     # While a resumed run goes on, its statement is older, and more was spent since.
-    excluded = {"failed"}
-    if card.state in (RunState.RUNNING, RunState.SILENT):
-        excluded.add("epsilon")
-    return replace(card, **{key: promise[key] for key in promise if key not in excluded})
+    if card.state in (RunState.RUNNING, RunState.SILENT) and card.promise is not None:
+        return card
+    return replace(card, promise=stated["promise"], of_records=stated["of_records"])
 
 
 def _reason(error: OSError | Unreadable) -> str:

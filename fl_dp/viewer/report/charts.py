@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from fl_dp.promise import rounded_up
+from fl_dp.guarantee import grouped
+from fl_dp.promise import brief_epsilon
 from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 from fl_dp.viewer.found_runs.run_groups import Group, RoundRange
+from fl_dp.viewer.promise_words import terms_in
 
 from .page_words import WORDS
 
@@ -71,6 +73,7 @@ class Chart:
         line: A level drawn across, for example a budget.
         least: Least length of the vertical axis; None: as the numbers ask.
         exactly: Significant digits in its table.
+        terms: All of the curves' promise but the numbers, where an axis is an epsilon.
     """
 
     key: str
@@ -81,6 +84,7 @@ class Chart:
     line_name: str = ""
     least: float | None = None
     exactly: int = 4
+    terms: str = ""
 
     @property
     def title(self) -> str:
@@ -97,7 +101,8 @@ class Chart:
             if not curve.is_constant:
                 values = f"{first.mean:.4g} → {values}"
             ends.append(f"{curve.name}: {values}")
-        return f"{self.title}. {self.y} / {self.x}. {'; '.join(ends)}."
+        terms = f" {self.terms}." if self.terms else ""
+        return f"{self.title}.{terms} {self.y} / {self.x}. {'; '.join(ends)}."
 
     def data(self) -> dict[str, Any]:
         """The browser's data, as plain JSON values."""
@@ -130,16 +135,14 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     A constant noise multiplier or clipping norm is among its run's rows instead.
     """
     groups = groups[:MOST_CURVES]
-    runs = chain.from_iterable(group.runs for group in groups)
-    budget = _only({run.card.budget for run in runs})
     charts = [
         _over_rounds("accuracy", groups, _accuracy),
-        _over_epsilon("accuracy_epsilon", groups, _accuracy),
-        _over_epsilon("r2_epsilon", groups, _of_public("r2")),
         _over_rounds("loss", groups, _loss),
-        _over_epsilon("loss_epsilon", groups, _loss),
-        _over_rounds("epsilon", groups, _epsilon, line=budget),
     ]
+    looks = {id(group): look for look, group in enumerate(groups)}
+    promised = [group for group in groups if _promises(group)]
+    for members in grouped(promised, lambda group: group.runs[0].card.terms).values():
+        charts += _over_spending(members, [looks[id(group)] for group in members])
     for key, curve_of in (("noise", _noise), ("norm", _norms)):
         curves = [curve_of(look, group) for look, group in enumerate(groups)]
         if any(curve is not None and not curve.is_constant for curve in curves):
@@ -152,6 +155,29 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
         curves = _curves(groups, _of_clients(name))
         charts.append(_chart("clients", WORDS["axis.round"], curves, y=name))
     return [chart for chart in charts if chart is not None]
+
+
+def _promises(group: Group) -> bool:
+    promise = group.runs[0].card.promise
+    return promise is not None and promise.promises
+
+
+def _over_spending(groups: Sequence[Group], looks: Sequence[int]) -> list[Chart | None]:
+    """Charts with an axis of epsilon, of runs whose promises have the same terms."""
+    promises = [run.card.promise for group in groups for run in group.runs]
+    budget = _only({None if promise is None else promise.budget for promise in promises})
+    terms = terms_in(WORDS, promises[0])
+    curves = [
+        _curve(group.name, look, group.series(_epsilon))
+        for group, look in zip(groups, looks, strict=True)
+    ]
+    charts = [
+        _over_epsilon("accuracy_epsilon", groups, looks, _accuracy),
+        _over_epsilon("r2_epsilon", groups, looks, _of_public("r2")),
+        _over_epsilon("loss_epsilon", groups, looks, _loss),
+        _chart("epsilon", WORDS["axis.round"], curves, line=budget),
+    ]
+    return [None if chart is None else replace(chart, terms=terms) for chart in charts]
 
 
 def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
@@ -189,21 +215,19 @@ def _curves(groups: Iterable[Group], value: Callable[[Round], float | None]) -> 
 
 
 def _over_rounds(
-    key: str,
-    groups: Iterable[Group],
-    value: Callable[[Round], float | None],
-    *,
-    line: float | None = None,
+    key: str, groups: Iterable[Group], value: Callable[[Round], float | None]
 ) -> Chart | None:
-    curves = _curves(groups, value)
-    return _chart(key, WORDS["axis.round"], curves, line=line, share=key in _SHARES)
+    return _chart(key, WORDS["axis.round"], _curves(groups, value), share=key in _SHARES)
 
 
 def _over_epsilon(
-    key: str, groups: Iterable[Group], value: Callable[[Round], float | None]
+    key: str,
+    groups: Sequence[Group],
+    looks: Sequence[int],
+    value: Callable[[Round], float | None],
 ) -> Chart | None:
     curves = []
-    for look, group in enumerate(groups):
+    for look, group in zip(looks, groups, strict=True):
         spent = {point.round: point.mean for point in group.series(_epsilon)}
         charged = [point for point in group.series(value) if point.round in spent]
         curve = _curve(group.name, look, charged, [spent[point.round] for point in charged])
@@ -275,7 +299,7 @@ def _chart(
         y = WORDS[f"axis.{key.partition('_')[0]}"]
     line_name = ""
     if line is not None:
-        line_name = WORDS["line.budget"].format(budget=rounded_up(line))
+        line_name = WORDS["line.budget"].format(budget=brief_epsilon(line))
     return Chart(
         key=key,
         x=x,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fl_dp.viewer.promise_words import shared_words
+
 ASSETS = Path(__file__).parent / "assets"
 
 _WORDS = ASSETS / "page/words"
@@ -49,7 +51,7 @@ def page_language(code: str) -> Iterator[None]:
 @cache
 def _read(code: str) -> dict[str, str]:
     words: dict[str, str] = json.loads((_WORDS / f"{code}.json").read_text(encoding="utf-8"))
-    return words
+    return {**shared_words(code), **words}
 
 
 @dataclass(frozen=True, kw_only=True)

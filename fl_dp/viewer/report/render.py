@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 
 from fl_dp import __version__
-from fl_dp.promise import delta_rounded_up, rounded_up
+from fl_dp.guarantee import grouped, weakest_guarantee
 from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.viewer.found_runs.run_groups import (
@@ -21,6 +21,7 @@ from fl_dp.viewer.found_runs.run_groups import (
     shown_value,
 )
 from fl_dp.viewer.jinja import environment
+from fl_dp.viewer.promise_words import numbers_in, terms_in
 
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
@@ -69,7 +70,8 @@ def _render(
     if len(groups) > MOST_CURVES:
         too_many = WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
     if several:
-        tables = [_over_seeds(groups), _side_by_side(groups)]
+        promises = list(grouped(groups, lambda group: group.runs[0].card.terms).values())
+        tables = [*map(_over_seeds, promises), *map(_side_by_side, promises)]
     templates = environment(ASSETS / "page")
     return templates.get_template("report.html.j2").render(
         words=WORDS,
@@ -137,18 +139,13 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
     if len({run.settings.get("seed") for run in runs}) > 1:
         differing = ["seed", *differing]
     score = _score_of(runs)
-    names = ("run", "state", "rounds", score, "loss", "epsilon", "delta")
-    headings = [WORDS[f"compare.{name}"] for name in names]
+    names = ("run", "state", "rounds", score, "loss", "epsilon")
+    headings = [_heading(name, runs) for name in names]
     metrics = _metric_names(groups, score)
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for run in runs:
         card = run.card
-        epsilon, delta = "∞", "–"
-        if card.promises:
-            epsilon = _bound(card.epsilon)
-            if card.delta is not None:
-                delta = delta_rounded_up(card.delta)
         settings = dict(compared(run)) | {"seed": run.settings.get("seed")}
         values = [shown_value(settings[key]) if key in settings else "–" for key in differing]
         rows.append(
@@ -158,41 +155,54 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
                 _number(_value_of(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
-                epsilon,
-                delta,
+                numbers_in(WORDS, card.promise),
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
                 *values,
             )
         )
     return Table(
-        caption=WORDS["compare.caption"], headings=(*headings, *differing), rows=tuple(rows)
+        caption=_caption("compare.caption", runs),
+        headings=(*headings, *differing),
+        rows=tuple(rows),
     )
 
 
 def _over_seeds(groups: Sequence[Group]) -> Table:
-    score = _score_of(list(chain.from_iterable(group.runs for group in groups)))
+    runs = list(chain.from_iterable(group.runs for group in groups))
+    score = _score_of(runs)
     names = ("curve", score, "loss", "epsilon")
-    headings = [WORDS[f"compare.{name}"] for name in names]
+    headings = [_heading(name, runs) for name in names]
     headings.insert(1, WORDS["seeds.runs"])
     metrics = _metric_names(groups, score)
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for group in groups:
-        spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
-        epsilon = "∞"
-        if all(run.card.promises for run in group.runs):
-            epsilon = _bound(max(spent, default=None))
+        promises = [run.card.promise for run in group.runs if run.card.promise is not None]
+        promise = weakest_guarantee(promises) if promises else None
         rows.append(
             (
                 group.name,
                 _count(group),
                 _mean(group, partial(_value_of, score=score)),
                 _mean(group, lambda run: run.card.test_loss),
-                epsilon,
+                numbers_in(WORDS, promise),
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
-    return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+    caption = _caption("seeds.caption", runs)
+    return Table(caption=caption, headings=tuple(headings), rows=tuple(rows))
+
+
+def _caption(key: str, runs: Sequence[FoundRun]) -> str:
+    """A table's caption with the promise of its runs, which all have the same terms."""
+    return f"{WORDS[key]}. {WORDS['promise.title']}: {terms_in(WORDS, runs[0].card.promise)}"
+
+
+def _heading(name: str, runs: Sequence[FoundRun]) -> str:
+    if name not in ("accuracy", "r2", "loss"):
+        return WORDS[f"compare.{name}"]
+    rows = dict.fromkeys(WORDS[f"score.{run.card.score.measured_on}"] for run in runs)
+    return WORDS["score.on"].format(value=WORDS[f"compare.{name}"], rows=", ".join(rows))
 
 
 def _metric_names(groups: Sequence[Group], score: str) -> list[str]:
@@ -233,7 +243,3 @@ def _mean(group: Group, value: Callable[[FoundRun], float | None]) -> str:
 
 def _number(value: float | None, digits: str) -> str:
     return "–" if value is None else f"{value:{digits}}"
-
-
-def _bound(value: float | None) -> str:
-    return "–" if value is None else rounded_up(value)

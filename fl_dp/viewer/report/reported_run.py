@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
-from fl_dp.promise import brief_epsilon, delta_rounded_up, is_large_delta, rounded_up
+from fl_dp.guarantee import Against, Guarantee
+from fl_dp.promise import delta_rounded_up, is_large_delta, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.tasks.public_scores import METRICS
+from fl_dp.tasks.public_scores import METRICS, Score
 from fl_dp.terminal.results import noise_of_mean
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
+from fl_dp.viewer.promise_words import numbers_in, terms_in
 
 from .page_words import WORDS, Table
 
@@ -26,21 +28,10 @@ _SUSPECTED = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """Spent epsilon of a budget."""
+    """Spent share of a budget, in percent, and the numbers in words."""
 
-    spent: float
-    budget: float
-
-    @property
-    def percent(self) -> float:
-        """Spent, in percent of the budget, at most 100."""
-        return min(100.0 * self.spent / self.budget, 100.0)
-
-    @property
-    def text(self) -> str:
-        """The gauge in words."""
-        budget = WORDS["budget.of"]
-        return budget.format(spent=rounded_up(self.spent), budget=rounded_up(self.budget))
+    percent: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -72,10 +63,30 @@ class ReportedRun:
     @property
     def large_delta(self) -> str:
         """Warning of a delta only fine for trials; empty if small."""
-        delta = self.run.card.delta
+        promise = self.run.card.promise
+        delta = None if promise is None else promise.delta
         if self.warning or delta is None or not is_large_delta(delta):
             return ""
         return WORDS["budget.large_delta"].format(delta=delta_rounded_up(delta))
+
+    @property
+    def why(self) -> str:
+        """Reason why more is stated than was spent; empty if it is not."""
+        promise = self.run.card.promise
+        return WORDS["promise.why"] if promise is not None and promise.ended_early else ""
+
+    @property
+    def terms(self) -> str:
+        """All of its promise but the numbers."""
+        return terms_in(WORDS, self.run.card.promise)
+
+    @property
+    def score(self) -> Row | None:
+        """The last model's score, under its name and the rows that it was measured on."""
+        score = self.run.card.score
+        if score.value is None:
+            return None
+        return score_name(score), f"{score.value:.4f}"
 
     @property
     def gauge(self) -> Gauge | None:
@@ -108,7 +119,7 @@ class ReportedRun:
     @property
     def statement(self) -> list[Row]:
         """The statement's rows."""
-        return [*_texts(self._document, _STATED), *_other_promises(self._document)]
+        return [*_texts(self._document, _STATED), *_other_promises(self.run)]
 
     @property
     def not_covered(self) -> list[str]:
@@ -162,18 +173,21 @@ _STATED = (
 )
 
 
-def _other_promises(statement: Mapping[str, Any]) -> list[Row]:
+def score_name(score: Score) -> str:
+    """Name of a score with the rows that it was measured on."""
+    rows = WORDS[f"score.{score.measured_on}"]
+    return WORDS["score.on"].format(value=WORDS[f"compare.{score.name}"], rows=rows)
+
+
+def _other_promises(run: FoundRun) -> list[Row]:
     """Rows of other promises than the quoted one: to records, groups, of models alone."""
-    rows = []
-    records = statement.get("records")
-    if isinstance(records, Mapping):
-        bounds, delta = records.get("epsilon"), number(records.get("delta"))
-        quoted = str(records.get("quoted"))
-        bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
-        if bound is not None and delta is not None:
-            sentence = WORDS["stated.records.bound"]
-            text = sentence.format(epsilon=rounded_up(bound), delta=delta_rounded_up(delta))
-            rows.append((WORDS["stated.records"], text))
+    rows: list[Row] = []
+    card, statement = run.card, run.statement or {}
+    if card.of_records is not None:
+        rows.append((WORDS["stated.records"], _in_full(card.of_records)))
+    promise = card.promise
+    if promise is None:
+        return rows
     groups = statement.get("own_budgets")
     for group in groups if isinstance(groups, list) else ():
         if not isinstance(group, Mapping):
@@ -181,57 +195,57 @@ def _other_promises(statement: Mapping[str, Any]) -> list[Row]:
         budget, share = number(group.get("budget")), number(group.get("share"))
         bound = number(group.get("epsilon"))
         if budget is not None and share is not None and bound is not None:
-            name = WORDS["stated.own_budget"].format(
-                budget=brief_epsilon(budget), share=f"{share:.0%}"
-            )
-            text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
-            rows.append((name, text))
+            name = WORDS["stated.own_budget"].format(share=f"{share:.0%}")
+            own = replace(promise, epsilon=bound, spent=None, budget=budget)
+            rows.append((name, _in_full(own)))
     sums = statement.get("secure_sums")
     bound = number(sums.get("epsilon_of_models")) if isinstance(sums, Mapping) else None
     if bound is not None:
-        text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
-        rows.append((WORDS["stated.of_models"], text))
+        of_models = replace(promise, epsilon=bound, spent=None, against=Against.MODELS)
+        rows.append((WORDS["stated.of_models"], _in_full(of_models)))
     return rows
 
 
+def _in_full(promise: Guarantee) -> str:
+    if not promise.promises:
+        return WORDS["promise.nothing"]
+    numbers, terms = numbers_in(WORDS, promise), terms_in(WORDS, promise)
+    return f"{WORDS['promise.epsilon']} {numbers} {terms}"
+
+
 def _promise(run: FoundRun) -> tuple[str, bool]:
-    card, statement = run.card, run.statement
-    if statement is None:
+    promise, statement = run.card.promise, run.statement
+    if statement is None or promise is None:
         return WORDS["budget.unknown"], True
     if statement.get("quoted") != "none" and statement.get("insecure") is not False:
         return WORDS["insecure"], True
-    if not card.promises:
+    if not promise.promises:
         return WORDS["budget.none"], True
-    if card.epsilon is None or card.delta is None:
-        return WORDS["budget.unknown"], True
-    promised = WORDS["budget.promised"].format(
-        epsilon=rounded_up(card.epsilon),
-        delta=delta_rounded_up(card.delta),
-        unit=card.unit or "?",
-    )
-    return promised, False
+    return WORDS["budget.promised"].format(promise=_in_full(promise)), False
 
 
 def _gauge(run: FoundRun) -> Gauge | None:
-    spent, budget = run.card.epsilon, run.card.budget
-    so_far = (run.statement or {}).get("epsilon_so_far")
-    if isinstance(so_far, Mapping):
-        bounds = [bound for bound in so_far.values() if isinstance(bound, int | float)]
-        spent = min(bounds, default=spent)
-    if spent is None or budget is None or budget <= 0.0 or spent < 0.0:
+    promise = run.card.promise
+    if promise is None or not promise.promises or not promise.budget:
         return None
-    return Gauge(spent=spent, budget=budget)
+    spent = promise.epsilon if promise.spent is None else promise.spent
+    if spent is None:
+        return None
+    percent = min(100.0 * spent / promise.budget, 100.0)
+    return Gauge(percent=percent, text=_in_full(promise))
 
 
 def _plain(run: FoundRun) -> list[str]:
-    card, statement = run.card, run.statement or {}
-    sentences = [WORDS["plain.unit"].format(unit=card.unit or "?")]
-    epsilon, delta = card.epsilon, card.delta
+    promise, statement = run.card.promise, run.statement or {}
+    unit = statement.get("unit")
+    sentences = [WORDS["plain.unit"].format(unit=unit if isinstance(unit, str) else "?")]
+    epsilon = None if promise is None else promise.epsilon
+    delta = None if promise is None else promise.delta
     if epsilon is not None and delta is not None and epsilon >= 0.0 and 0.0 <= delta <= 1.0:
         identified = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
         share = math.ceil(1000.0 * identified) / 10.0
         if identified > _USELESS:
-            sentences.append(WORDS["plain.useless"].format(epsilon=brief_epsilon(epsilon)))
+            sentences.append(WORDS["plain.useless"])
         else:
             sentences.append(WORDS["plain.guess"].format(share=f"{share:g}"))
     for key, word in (("adversary", "plain.adversary"), ("trusted", "plain.trust")):

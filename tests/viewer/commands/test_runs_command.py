@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, json_of, said_on_stderr
-from written_runs import write_run
+from written_runs import PROMISE, write_run
 
 NOW = time.time()
 
@@ -56,18 +56,41 @@ def test_runs_are_filtered_by_one_state_or_several(folder: Path) -> None:
 
 def test_the_document_tells_state_round_accuracy_and_price(folder: Path) -> None:
     [run] = json_of("runs", str(folder), "--state", "stopped", "--json")["runs"]
-    keys = ("state", "round", "rounds", "epsilon", "delta", "sweep")
-    assert [run[key] for key in keys] == ["stopped", 5, 10, 2.0, 0.003, None]
+    keys = ("state", "round", "rounds", "sweep", "measured_on")
+    assert [run[key] for key in keys] == ["stopped", 5, 10, None, "test"]
+    assert run["promise"] == PROMISE | {
+        "epsilon": 2.0,
+        "spent": 2.0,
+        "budget": 2.0,
+        "insecure": False,
+    }
     assert run["accuracy"] == pytest.approx(0.5)
     assert run["when"].startswith(time.strftime("%Y-%m-%d", time.localtime(NOW - 60.0)))
 
 
 def test_the_table_has_a_row_a_run_and_names_a_sweep_once(folder: Path) -> None:
     lines = call("runs", str(folder)).stdout.splitlines()
-    assert lines[0].split() == ["run", "state", "round", "accuracy", "epsilon", "delta", "when"]
-    assert lines[1].split() == ["sweep", "sweep,", "2", "runs"]
-    assert lines[2].split()[:6] == ["run-0", "(local)", "finished", "4/4", "0.900", "1"]
-    assert lines[4].split()[:6] == ["stopped", "stopped", "5/10", "0.500", "2", "0.003"]
+    terms = "at delta 0.003, one client (zero-out), against whoever sees the models"
+    assert lines[0] == f"epsilon {terms}"
+    assert lines[1].split() == ["run", "state", "round", "score", "epsilon", "when"]
+    assert lines[2].split() == ["sweep", "sweep,", "2", "runs"]
+    first = ["run-0", "(local)", "finished", "4/4", "test", "accuracy", "0.900", "1", "of", "1"]
+    assert lines[3].split()[: len(first)] == first
+
+
+def test_runs_of_different_promises_are_in_tables_of_their_own(folder: Path) -> None:
+    record = {"unit": "one record of one client, over the whole training", "delta": 1e-5}
+    write_run(folder / "records", written=NOW - 45.0, **record)
+    write_run(folder / "early", done=1, epsilon_so_far={"pld": 0.25}, written=NOW - 46.0, **record)
+    lines = call("runs", str(folder)).stdout.splitlines()
+    headings = [line for line in lines if line.startswith("epsilon")]
+    assert [heading.partition(" against")[0] for heading in headings] == [
+        "epsilon at delta 0.003, one client (zero-out),",
+        "epsilon at delta 1e-05, one record (zero-out),",
+    ]
+    of_records = lines[lines.index(headings[1]) :]
+    assert [line.split()[0] for line in of_records[2:]] == ["records", "early"]
+    assert "8 stated, 0.25 spent" in of_records[3]
 
 
 def test_a_run_without_a_promise_says_so(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ import pytest
 from dashboards import dashboard_of, reader
 from written_runs import statement, write_rounds, write_run
 
+from fl_dp.viewer.dashboard.languages import languages
 from fl_dp.viewer.dashboard.live import MOST_STREAMS, LiveRuns, mark_of
 from fl_dp.viewer.dashboard.shown_runs import seconds_left
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import FollowedLog, follow_log
 from fl_dp.viewer.found_runs.untrusted import Unreadable
+
+WORDS = languages()["en"]
 
 
 def events_in(text: str) -> list[tuple[str, Any, str]]:
@@ -38,7 +41,7 @@ def follow(
     found: list[tuple[str, Any, str]] = []
 
     async def read() -> None:
-        async for text in live.events(name, seen):
+        async for text in live.events(name, seen, WORDS):
             for event in events_in(text):
                 found.append(event)
                 to_do.pop(event[0], lambda: None)()
@@ -101,7 +104,7 @@ def test_the_log_is_followed_line_by_line(tmp_path: Path) -> None:
     to_do: list[Callable[[], None]] = [go_on, lambda: end_it(path, 1)]
 
     async def read() -> None:
-        async for text in live_of(tmp_path).events("a", ""):
+        async for text in live_of(tmp_path).events("a", "", WORDS):
             for kind, data, _ in events_in(text):
                 if kind == "log":
                     seen.append(data)
@@ -156,12 +159,12 @@ def test_a_look_at_nothing_new_reads_no_metrics(
     """So that following a curve costs next to nothing: one look a second, of a few `stat`s."""
     write_run(tmp_path / "a", rounds=1000, done=900, stated=False)
     live = live_of(tmp_path)
-    mark = live._look("a", ReadPosition())[0]
+    mark = live._look("a", ReadPosition(), WORDS)[0]
     read = []
     monkeypatch.setattr("fl_dp.viewer.found_runs.follow.rounds_of", lambda text: read.append(text))
     monkeypatch.setattr("fl_dp.viewer.found_runs.runs_folder.last_round", read.append)
     with pytest.raises(AttributeError):  # the pretended reader returns nothing
-        live._look("a", mark)
+        live._look("a", mark, WORDS)
     assert read == [b""]
 
 

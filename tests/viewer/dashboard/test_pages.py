@@ -23,7 +23,7 @@ def test_the_list_shows_every_run_with_state_accuracy_and_epsilon(tmp_path: Path
     write_run(tmp_path / "first", epsilon=2.0)
     write_run(tmp_path / "second", done=2)
     page = client_of(tmp_path).get("/").text
-    for shown in ("first", "second", "finished", "stopped", "90.0%", "2 / 2", "2 / 4", "digits"):
+    for shown in ("first", "second", "finished", "stopped", "90.0%", "2 of 2", "2 / 4", "digits"):
         assert shown in page
     assert "2 of 2 runs" in page
 
@@ -75,20 +75,57 @@ def test_a_run_s_page_has_plan_statement_settings_and_log(tmp_path: Path) -> Non
     assert "fl-dp run resume=" in page  # it was stopped: what to do
 
 
-def test_epsilon_stands_with_its_unit_and_delta(tmp_path: Path) -> None:
+def test_epsilon_stands_with_all_that_it_means_nothing_without(tmp_path: Path) -> None:
     write_run(tmp_path / "ended")
-    write_run(tmp_path / "goes-on", "task.num_clients=1000", done=2, stated=False)
+    write_run(tmp_path / "goes-on", done=1, stated=False)
     record = "one record of one client, over the whole training"
     write_run(tmp_path / "records", unit=record, delta=1e-5)
+    write_run(tmp_path / "early", done=1, epsilon_so_far={"pld": 0.25})
     write_run(tmp_path / "none", "privacy.mode=none", quoted="none")
     client = client_of(tmp_path)
-    for name, said in (
-        ("ended", "of one client, at delta 0.003"),
-        ("goes-on", "of one client, at delta 0.000502"),  # 1,000 to the power of -1.1, rounded up
-        ("records", "of one record, at delta 1e-05"),
+    models = "against whoever sees the models"
+    for name, numbers, terms in (
+        ("ended", "8 of 8", f"at delta 0.003, one client (zero-out), {models}"),
+        ("goes-on", "4 of 8", f"at delta 0.003, one client (zero-out), {models}"),
+        ("records", "8 of 8", f"at delta 1e-05, one record (zero-out), {models}"),
+        ("early", "8 stated, 0.25 spent", f"at delta 0.003, one client (zero-out), {models}"),
     ):
-        assert f'<small id="whom">{said}</small>' in client.get(f"/run/{name}").text
-    assert 'id="whom"' not in client.get("/run/none").text
+        page = client.get(f"/run/{name}").text
+        assert f'<span class="numbers">{numbers}</span>' in page
+        assert f'<small class="terms">{terms}</small>' in page
+        assert ("The training ended early." in page) is (name == "early")
+    page = client.get("/run/none").text
+    assert '<span class="numbers">no privacy</span>' in page
+    assert 'class="gauge"' not in page.partition("<h2")[0]
+
+
+def test_epsilons_of_different_promises_are_on_no_common_axis(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "seed=1")
+    write_run(tmp_path / "b", "clipping.norm=0.25")
+    write_run(tmp_path / "c", "clipping.norm=0.125", delta=1e-5)
+    write_run(tmp_path / "d", "clipping.norm=1", quoted="none")
+    page = client_of(tmp_path).get("/compare?run=a&run=c&run=b&run=d").text
+    charts = re.findall(r'data-chart="([^"]+)" data-title="([^"]+)" [^>]*data-rows="([^"]*)"', page)
+    of_epsilon = [(title, rows) for name, title, rows in charts if "epsilon" in name]
+    assert [rows for _, rows in of_epsilon] == ["0 2", "0 2", "1", "1"]
+    for title, rows in of_epsilon:
+        assert ("at delta 0.003" if rows == "0 2" else "at delta 1e-05") in title
+    assert all(not rows for name, _, rows in charts if "epsilon" not in name)
+    # Rows of the tables are grouped, too: each promise once.
+    results = page.partition("<caption>Results")[2].partition("</table>")[0]
+    assert re.findall(r'href="/run/(\w)"', results) == ["a", "b", "c", "d"]
+
+
+def test_a_comparison_shows_no_setting_that_nobody_chose(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    path = write_run(tmp_path / "b", "server_optimizer=fedavg")
+    config = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(config.replace("  noise_multiplier: null\n", ""))
+    page = client_of(tmp_path).get("/compare?run=a&run=b").text
+    differing = page.partition("Settings that differ")[2]
+    assert "not set" not in differing
+    assert "privacy.noise_multiplier" not in differing
+    assert "null" not in differing.partition("</table>")[0]
 
 
 def test_a_server_app_s_exception_is_shown_with_what_to_do(tmp_path: Path) -> None:
@@ -107,11 +144,11 @@ def test_a_command_to_copy_is_harmless_whatever_the_run_is_called(tmp_path: Path
 
 
 def test_comparison_shows_results_and_what_differs(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "seed=1", epsilon=1.0)
+    write_run(tmp_path / "a", "seed=1", "clipping.norm=0.25", epsilon=1.0)
     write_run(tmp_path / "b", "seed=2", epsilon=3.0)
     page = client_of(tmp_path).get("/compare?run=a&run=b&run=a&run=gone").text
     differing = page.partition("Settings that differ")[2]
-    assert re.search(r"seed</th><td>1</td><td>2</td>", differing)
+    assert re.search(r"clipping.norm</th><td>0.25</td><td>0.5</td>", differing)
     assert "selection.sampling_rate" not in differing
     assert "There is no run gone." in page
 
@@ -134,7 +171,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row_with_mean_and_deviatio
     assert seeds.count("<tr>") == 1 + 2
     legend = page.partition('class="legend"')[2].partition("</ul>")[0]
     assert re.findall(r">([\d, ]+)\.<", legend) == ["1, 3", "2"]
-    assert re.findall(r'data-group="(\d)"', page) == ["0", "1", "0"]
+    assert re.findall(r'data-row="(\d)"', page) == ["0", "0", "1"]
     assert 'id="seeds"' not in client.get("/compare?run=a1&run=b").text
 
 

@@ -32,6 +32,7 @@ from written_runs import write_run
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.viewer.dashboard.gauges import Gauges
@@ -203,9 +204,8 @@ def test_the_gauge_of_a_server_s_ledger_is_what_the_ledger_computes(tmp_path: Pa
     [gauge], _ = Gauges(locations=[str(place)]).read()
     assert place.read_bytes() == before  # a look changes no byte
     with PrivacyLedger.read(place) as ledger:
-        assert gauge.spent == ledger.epsilon().best
-    assert (gauge.kind, gauge.rounds, gauge.budget) == ("training", 2, PLAN.budget.epsilon)
-    assert gauge.left == pytest.approx(PLAN.budget.epsilon - gauge.spent)
+        assert gauge.promise == Guarantee.of(PLAN, spent=ledger.epsilon().best)
+    assert (gauge.kind, gauge.rounds) == ("training", 2)
 
 
 def test_the_gauges_of_a_node_s_ledger_name_no_site(tmp_path: Path) -> None:
@@ -263,7 +263,8 @@ def test_a_found_ledger_that_never_answers_keeps_nobody(tmp_path: Path) -> None:
     found = read_apart([str(endless), str(good)], seconds=1)
     [hanging], [gauge] = found[str(endless)], found[str(good)]
     assert "of a processor" in hanging.problem
-    assert hanging.spent is None
+    assert hanging.promise is None
+    assert gauge.promise is not None
     assert gauge.rounds == 1
 
 

@@ -92,15 +92,21 @@ def test_a_resumed_run_is_running_although_it_has_a_statement_of_before(tmp_path
     write_rounds(path, range(3, 4), rounds=4)
     card = RunsFolder(tmp_path).card("a")
     assert card.state == RunState.RUNNING
-    assert card.epsilon == pytest.approx(8.0 * 0.75**0.5)  # of its last round, not the statement's
+    assert card.promise is not None
+    assert card.promise.epsilon is None
+    # Of its last round, not the statement's.
+    assert card.promise.spent == pytest.approx(8.0 * 0.75**0.5)
+    assert card.promise.budget == 8.0
+    assert card.terms == f"epsilon {card.promise.terms}"
 
 
 def test_a_run_that_promises_nothing_has_no_epsilon(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", "privacy=none")
     (path / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
     card = folder(tmp_path).card("a")
-    assert not card.promises
-    assert card.epsilon is None
+    assert card.promise is not None
+    assert not card.promise.promises
+    assert card.terms == "no privacy"
 
 
 def test_runs_of_a_sweep_say_so(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from written_runs import write_run
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_yaml
 
@@ -119,7 +120,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
         '{"epsilon": {"pld": Infinity}, "quoted": "pld", "delta": NaN, "unit": 3, "budget": []}'
     )
     card = read_run(path).card
-    assert {card.epsilon, card.delta, card.unit, card.budget} == {None}
+    assert card.promise == Guarantee(delta=None, unit=None, neighbours=None, against=None)
 
 
 def test_yaml_may_not_grow() -> None:
@@ -134,10 +135,14 @@ def test_yaml_may_not_grow() -> None:
 
 def test_text_is_on_one_line_and_shown_as_it_is(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
-    (path / "privacy.json").write_text(json.dumps({"unit": "a\nb\u202e\x1b[31m", "quoted": "pld"}))
+    hostile = "one client\nb\u202e\x1b[31m"
+    parts = dict.fromkeys(("unit", "neighboring_relation", "against"), hostile)
+    (path / "privacy.json").write_text(
+        json.dumps(parts | {"quoted": "pld", "epsilon": {"pld": 1.0}})
+    )
     (path / "run.log").write_bytes(b"\x1b]0;owned\x07 line\nthe run failed\xff\n")
     found = read_run(path)
-    assert found.card.unit is not None
-    assert found.card.unit.isprintable()
+    assert found.card.promise is not None
+    assert found.card.terms.isprintable()
     assert all(line.isprintable() for line in found.log)
     assert found.failed

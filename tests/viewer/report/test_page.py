@@ -33,9 +33,10 @@ def page_of(*paths: Path) -> str:
 def test_a_page_tells_what_the_run_came_to(tmp_path: Path) -> None:
     text = Page(page_of(write_run(tmp_path / "a", epsilon=2.0))).text
     for said in (
-        "Epsilon 2.0000 at delta 0.003 is promised",
+        "Promised: epsilon 2 of 2 at delta 0.003, one client (zero-out), against whoever sees",
         "0.9000",
-        "2.0000 of 2.0000 spent",
+        "Privacy budget: epsilon 2 of 2",
+        "accuracy on test rows",
         "the choice of hyper-parameters, if it was made on the clients' data",
         "bytes up from a client in a round",
         "expected cohort",
@@ -70,11 +71,11 @@ def test_the_promise_to_each_group_with_its_own_budget_is_shown(tmp_path: Path) 
     wrong: object
     for wrong in ([1], "x", [{"budget": "1"}], {}):
         run = read_run(write_run(tmp_path / str(wrong), own_budgets=wrong))
-        assert "allow epsilon" not in Page(report_page([run])).text
+        assert "a budget of their own" not in Page(report_page([run])).text
     run = read_run(write_run(tmp_path / "right", own_budgets=[group]))
     text = Page(report_page([run])).text
-    assert "to the 50% of the clients that allow epsilon 1" in text
-    assert "epsilon 1.0000" in text
+    assert "to the 50% of the clients with a budget of their own" in text
+    assert "epsilon 1 of 1 at delta 0.003, one client" in text
 
 
 def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> None:

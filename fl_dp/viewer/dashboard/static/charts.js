@@ -23,17 +23,24 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// Values of a curve by their places: of its mean, or of an edge of its band.
+function placed(curve, edge, x, y) {
+  const found = new Map();
+  curve.mean.forEach((point, index) => {
+    const value = edge[index][y];
+    if (point[x] !== null && value !== null) found.set(point[x], value);
+  });
+  return found;
+}
+
 // Several curves on one axis of x: uPlot wants one list of places.
 function aligned(curves, x, y) {
-  const each = curves.map((points) => {
-    const found = new Map();
-    for (const point of points) {
-      if (point[x] !== null && point[y] !== null) found.set(point[x], point[y]);
-    }
-    return found;
-  });
-  const places = [...new Set(each.flatMap((found) => [...found.keys()]))].sort((a, b) => a - b);
-  return [places, ...each.map((found) => places.map((place) => found.get(place)))];
+  const lines = curves.flatMap((curve) => [
+    placed(curve, curve.mean, x, y),
+    ...(curve.low ? [placed(curve, curve.low, x, y), placed(curve, curve.high, x, y)] : []),
+  ]);
+  const places = [...new Set(lines.flatMap((line) => [...line.keys()]))].sort((a, b) => a - b);
+  return [places, ...lines.map((line) => places.map((place) => line.get(place)))];
 }
 
 // The ends of an axis of shares, wide enough that small differences look small.
@@ -50,8 +57,8 @@ function known(values) {
 }
 
 // What a curve does, or where the last points of several lie.
-function sentence(kind, labels, data) {
-  const curves = data.slice(1).map(known);
+function sentence(kind, labels, means) {
+  const curves = means.map(known);
   if (labels.length > 1) {
     const ends = curves
       .map((values, index) => ({ label: labels[index], last: values[values.length - 1] }))
@@ -78,11 +85,12 @@ function sentence(kind, labels, data) {
 }
 
 export class Chart {
-  // `looks` tells which colour each curve has; without it each has its own.
-  constructor(figure, labels, looks) {
+  constructor(figure, labels) {
     this.figure = figure;
-    this.labels = labels;
-    this.looks = looks ?? labels.map((_, index) => index);
+    // Epsilons of another promise have a chart of their own.
+    const rows = figure.dataset.rows ? figure.dataset.rows.split(" ").map(Number) : null;
+    this.rows = rows ?? labels.map((_, index) => index);
+    this.labels = this.rows.map((row) => labels[row]);
     this.kind = KINDS[figure.dataset.chart];
     this.plot = null;
     this.data = null;
@@ -91,13 +99,22 @@ export class Chart {
     addEventListener("beforeprint", () => this.resize());
   }
 
-  // Shows curves, each a list of points. A chart without any number says so.
-  show(curves) {
+  // Shows curves: lists of points, of the mean and of the edges of its band, if it has one. A chart
+  // without any number says so.
+  show(all) {
+    const curves = this.rows.map((row) => all[row]);
+    this.curves = curves;
     this.data = aligned(curves, this.kind.x, this.kind.y);
-    const said = sentence(this.kind, this.labels, this.data);
+    let column = 1;
+    const means = curves.map((curve) => {
+      const mean = this.data[column];
+      column += curve.low ? 3 : 1;
+      return mean;
+    });
+    const said = sentence(this.kind, this.labels, means);
     const { title, chart } = this.figure.dataset;
     this.figure.querySelector(".plot").setAttribute("aria-label", said ? `${title}. ${said}` : title);
-    const begun = curves.some((curve) => curve.length);
+    const begun = curves.some((curve) => curve.mean.length);
     this.figure.querySelector(".alternative").textContent = said || word(begun ? "js.no_numbers" : "js.no_round");
     const different = new Set(known(this.data.slice(1).flat())).size;
     // Without privacy there is no epsilon, and not every run has its noise told.
@@ -127,6 +144,19 @@ export class Chart {
       label, stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line },
       values: (_, places) => places.map((place) => (place === null ? "" : format(place))),
     });
+    let column = 1;
+    const drawn = this.curves.map((curve, index) => {
+      const look = this.rows[index];
+      const stroke = colour(`--line-${(look % 6) + 1}`), points = { show: this.data[0].length < 3 };
+      const mean = { label: this.labels[index], stroke, width: 2, dash: DASHES[look % DASHES.length], spanGaps: true, points };
+      if (!curve.low) {
+        column += 1;
+        return { series: [mean], bands: [] };
+      }
+      const edge = { stroke: `${stroke}66`, width: 1, spanGaps: true, points: { show: false } };
+      column += 3;
+      return { series: [mean, edge, edge], bands: [{ series: [column - 1, column - 2], fill: `${stroke}33` }] };
+    });
     this.plot = new uPlot({
       width: this.width(),
       height: HEIGHT,
@@ -137,21 +167,12 @@ export class Chart {
         axis(this.figure.dataset.x, (place) => number(place)),
         { ...axis(this.figure.dataset.y, this.kind.format), size: 64 },
       ],
-      series: [
-        {},
-        ...this.labels.map((label, index) => ({
-          label,
-          stroke: colour(`--line-${(this.looks[index] % 6) + 1}`),
-          width: 2,
-          dash: DASHES[this.looks[index] % DASHES.length],
-          spanGaps: true,
-          points: { show: this.data[0].length < 3 },
-        })),
-      ],
+      series: [{}, ...drawn.flatMap((curve) => curve.series)],
+      bands: drawn.flatMap((curve) => curve.bands),
     }, this.data, this.figure.querySelector(".plot"));
   }
 }
 
-export function charts(place, labels, looks) {
-  return [...place.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure, labels, looks));
+export function charts(place, labels) {
+  return [...place.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure, labels));
 }

@@ -1,6 +1,6 @@
 // One run: its curves, and what is new while it goes on.
 import { charts } from "./charts.js";
-import { bound, duration, number, percent, word } from "./words.js";
+import { duration, number, percent, word } from "./words.js";
 
 const MOST = 2000;
 const MOST_LINES = 300; // of the log
@@ -12,7 +12,7 @@ let waiting = false;
 
 function draw() {
   waiting = false;
-  for (const chart of shown) chart.show([points]);
+  for (const chart of shown) chart.show([{ mean: points }]);
 }
 
 function take(added, anew) {
@@ -38,12 +38,15 @@ function state(said) {
   badge.textContent = word(`state.${said.state}`);
   put("round", `${number(said.round)} / ${number(said.rounds)}`);
   put("score", (said.metric === "accuracy" ? percent : number)(said.score));
-  if (said.epsilon !== null) put("epsilon", bound(said.epsilon));
   put("left", duration(said.left));
-  const part = place.querySelector(".facts .gauge .part");
-  if (part && said.epsilon !== null && said.budget) {
-    part.setAttribute("width", `${Math.min(100, (100 * said.epsilon) / said.budget)}%`);
-  }
+  const promise = document.querySelector("#promise .promise");
+  if (!promise) return;
+  promise.querySelector(".numbers").textContent = said.numbers;
+  const terms = promise.querySelector(".terms"), part = promise.querySelector(".gauge .part");
+  if (terms) terms.textContent = said.terms;
+  if (part && said.share !== null) part.setAttribute("width", `${100 * said.share}%`);
+  // Before the first round there was nothing to show it beside.
+  if (!terms && said.share !== null) location.reload();
 }
 
 // The end of the log stays in sight for whoever has it in sight.

@@ -34,7 +34,7 @@
     chart.curves.forEach((each) => {
       const at = each.look;
       const points = { show: each.x.length < 40, size: 5 };
-      const dash = dashes[Math.floor(at / 6) % dashes.length];
+      const dash = dashes[(at + Math.floor(at / 6)) % dashes.length];
       series.push({ label: each.name, stroke: () => line(at), width: 2, dash, points, spanGaps: true });
       if (each.low) {
         const edge = { stroke: () => line(at) + "66", width: 1, points: { show: false }, spanGaps: true, class: "edge" };
