@@ -202,7 +202,8 @@ class Guarantee:
             return f"{self.number} stated, {brief_epsilon(self.spent)} spent"
         if self.budget is None or not self.promises:
             return self.number
-        return f"{self.number} of {brief_epsilon(self.budget)}"
+        so_far = " so far" if self.epsilon is None and self.spent is not None else ""
+        return f"{self.number} of {brief_epsilon(self.budget)}{so_far}"
 
     @property
     def planned(self) -> str:

@@ -103,20 +103,31 @@ def encoded_form(settings: Settings, form: Form) -> Form:
 
 
 def what_was_public(settings: Settings) -> tuple[str, ...] | None:
-    """Inputs and test rows that no promise covers, for the statement; None without any."""
+    """Inputs and test rows that no promise covers, and what each means for whom.
+
+    Returns:
+        Sentences for the statement; None without any.
+    """
     chosen = settings.features
     inputs: list[str] = []
     if isinstance(chosen, ScatteringSettings):
         inputs.extend(_public_encoder(chosen, settings.task.name))
     if settings.model.initial is not None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
-        inputs.append(f"the first weights, {name}, SHA-256 {digest}")
+        inputs.append(
+            f"the first weights, {name}, SHA-256 {digest}: nothing is promised to the data that "
+            "they were trained on"
+        )
     inputs.extend(
-        f"rows of the own data, held out by {key}, by which the model was measured after each round"
+        f"rows of the own data, held out by {key}, by which the model was measured after each "
+        "round: nothing is promised to these rows, and all to those that it was trained on"
         for key in settings.task.held_out_by
     )
     if settings.counts_own_records:
-        inputs.append("the exact number of training records, counted by privacy.num_records=null")
+        inputs.append(
+            "the exact number of training records, counted by privacy.num_records=null: it is "
+            "written here as it is, and all else about each record keeps the promise"
+        )
     return tuple(inputs) or None
 
 
@@ -124,7 +135,8 @@ def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
     """Yield an encoder's public inputs, in words."""
     file = chosen.file if isinstance(chosen, CheckpointSettings) else None
     of_file = f" of {Path(file).name}" if file else ""
-    yield f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}"
+    trained_on = ": nothing is promised to the data that it was trained on" if file else ""
+    yield f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}{trained_on}"
     if chosen.public:
         uses = "the features' mean"
         if isinstance(chosen, PatchesSettings):
@@ -133,10 +145,13 @@ def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
             uses += f" and {chosen.project} directions"
         yield (
             f"{chosen.public} training records of task={task} without their labels, which no "
-            f"client has: {uses}"
+            f"client has, for {uses}: nothing is promised to the people in them"
         )
     if chosen.statistics is not None:
-        yield "the features' statistics, of records that lie elsewhere"
+        yield (
+            "the features' statistics, of records that lie elsewhere: nothing is promised to those "
+            "records here"
+        )
 
 
 @lru_cache(maxsize=4)

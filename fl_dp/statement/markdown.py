@@ -305,11 +305,8 @@ def _shared(statement: Promise) -> list[Row]:
 
 
 def _public_inputs(statement: Promise) -> list[Row]:
-    """Return the row of public inputs, if any."""
-    if statement.public_inputs is None:
-        return []
-    inputs = "; ".join(statement.public_inputs)
-    return [("outside the promise", f"{inputs}. Nothing is promised to what these were made of")]
+    """Return one row of each public input; its sentence says what it means, and for whom."""
+    return [("outside the promise", sentence) for sentence in statement.public_inputs or ()]
 
 
 def _norm(statement: PrivacyStatement) -> str:

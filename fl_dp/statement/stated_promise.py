@@ -42,8 +42,8 @@ class Promise:
             together, at the same delta; where it is a person: of one at so many clients. None for a
             number: no bound is known.
         public_inputs: Data that count as public: encoders, public records, first weights, rows
-            held out of the own data to measure the model. Nothing is promised to their sources.
-            None: there were none.
+            held out of the own data to measure the model. Each sentence says to whom nothing is
+            promised because of it. None: there were none.
         failure: Why the training, although charged, counts as failed; None if it does not.
     """
 

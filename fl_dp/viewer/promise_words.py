@@ -32,6 +32,8 @@ def numbers_in(words: Mapping[str, str], promise: Guarantee | None) -> str:
     if promise.budget is None:
         return promise.number
     budget = brief_epsilon(promise.budget)
+    if promise.epsilon is None and promise.spent is not None:
+        return words["promise.so_far"].format(spent=promise.number, budget=budget)
     return words["promise.of_budget"].format(epsilon=promise.number, budget=budget)
 
 

@@ -76,7 +76,8 @@ def test_a_counted_number_of_own_records_is_outside_the_promise(tmp_path: Path) 
     counted = settings_of(tmp_path, "privacy=distributed_records")
     assert any("exact number" in line for line in cautions(counted))
     assert what_was_public(counted) == (
-        "the exact number of training records, counted by privacy.num_records=null",
+        "the exact number of training records, counted by privacy.num_records=null: it is "
+        "written here as it is, and all else about each record keeps the promise",
     )
     declared = settings_of(tmp_path, "privacy=distributed_records", "privacy.num_records=100")
     assert not any("exact number" in line for line in cautions(declared))

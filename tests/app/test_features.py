@@ -82,7 +82,9 @@ def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
     assert "300 training records of task=digits without their labels" in public
     page = statement_page(statement)
     assert digest in page
-    assert "Nothing is promised to what these were made of" in page
+    assert f"| outside the promise | {encoder} |" in page
+    assert f"| outside the promise | {public} |" in page
+    assert public.endswith("directions: nothing is promised to the people in them")
 
 
 def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
@@ -91,6 +93,7 @@ def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
     )
     [said] = settings_encoder.what_was_public(settings) or ()
     assert said.startswith("the encoder features=checkpoint of vit.safetensors, SHA-256 ")
+    assert said.endswith(": nothing is promised to the data that it was trained on")
 
 
 def statistics_of(folder: Path, *overrides: str) -> Path:
@@ -106,7 +109,10 @@ def test_statistics_of_another_run_need_no_public_part_and_stay_the_same(tmp_pat
     run = trained(tmp_path, "features=scattering", f"features.statistics={file}")
     assert load_file(run.model)["1.weight"].shape == (10, 40)
     said = run.read_statement()["public_inputs"]
-    assert said[1:] == ["the features' statistics, of records that lie elsewhere"]
+    assert said[1:] == [
+        "the features' statistics, of records that lie elsewhere: nothing is promised to those "
+        "records here"
+    ]
     # All training records are clients' then.
     whole, settings = len(load_dataset("digits").train_y), run.read_settings()
     assert sum(map(len, parts_of(settings))) == whole

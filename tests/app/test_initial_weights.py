@@ -55,7 +55,8 @@ def test_training_starts_from_the_file_and_the_statement_says_so(
     digest = sha256_of(file)
     assert run.read_settings().model.initial_digest == digest
     assert run.read_statement()["public_inputs"] == [
-        f"the first weights, {file.name}, SHA-256 {digest}"
+        f"the first weights, {file.name}, SHA-256 {digest}: nothing is promised to the data that "
+        "they were trained on"
     ]
     assert digest in run.statement_page.read_text()
 

@@ -37,7 +37,7 @@ def test_a_run_that_ended_early_says_what_is_stated_and_what_was_spent() -> None
 
 def test_before_anything_is_stated_the_number_is_what_was_spent() -> None:
     running = replace(OF_CLIENTS, epsilon=None, spent=0.25)
-    assert running.numbers == "0.25 of 8"
+    assert running.numbers == "0.25 of 8 so far"
     assert not running.ended_early
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import call, json_of, said_on_stderr
 from written_runs import PROMISE, write_run
+
+from fl_dp.statement.sentences import UNITS
 
 NOW = time.time()
 
@@ -79,7 +82,7 @@ def test_the_table_has_a_row_a_run_and_names_a_sweep_once(folder: Path) -> None:
 
 
 def test_runs_of_different_promises_are_in_tables_of_their_own(folder: Path) -> None:
-    record = {"unit": "one record of one client, over the whole training", "delta": 1e-5}
+    record: dict[str, Any] = {"unit": UNITS["record"], "delta": 1e-5}
     write_run(folder / "records", written=NOW - 45.0, **record)
     write_run(folder / "early", done=1, epsilon_so_far={"pld": 0.25}, written=NOW - 46.0, **record)
     lines = call("runs", str(folder)).stdout.splitlines()

@@ -86,7 +86,7 @@ def test_epsilon_stands_with_all_that_it_means_nothing_without(tmp_path: Path) -
     models = "against whoever sees the models"
     for name, numbers, terms in (
         ("ended", "8 of 8", f"at delta 0.003, one client (zero-out), {models}"),
-        ("goes-on", "4 of 8", f"at delta 0.003, one client (zero-out), {models}"),
+        ("goes-on", "4 of 8 so far", f"at delta 0.003, one client (zero-out), {models}"),
         ("records", "8 of 8", f"at delta 1e-05, one record (zero-out), {models}"),
         ("early", "8 stated, 0.25 spent", f"at delta 0.003, one client (zero-out), {models}"),
     ):
