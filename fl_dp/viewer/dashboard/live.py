@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import follow_log
 
-from .languages import Words
+from .languages import LanguageTexts
 from .shown_runs import gauge_share, points, seconds_left
 
 _TICK = 1.0
@@ -38,7 +38,9 @@ class LiveRuns:
     tick: float = _TICK
     streams: int = field(default=0, init=False)
 
-    async def events(self, name: str, last_event_id: str, words: Words) -> AsyncIterator[str]:
+    async def events(
+        self, name: str, last_event_id: str, words: LanguageTexts
+    ) -> AsyncIterator[str]:
         """Yield a run's events until it has ended, in the reader's words.
 
         `last_event_id` is that of the last event that the browser has; empty for none.
@@ -70,7 +72,7 @@ class LiveRuns:
             self.streams -= 1
 
     def _look(
-        self, name: str, mark: ReadPosition, words: Words
+        self, name: str, mark: ReadPosition, words: LanguageTexts
     ) -> tuple[ReadPosition, str, str, bool]:
         card = self.runs.card(name)
         news = self.runs.follow(name, mark)
@@ -92,7 +94,7 @@ class LiveRuns:
         return news.mark, _event("log", {"anew": news.replaces, "lines": news.lines})
 
 
-def state_of(card: RunCard, words: Words) -> dict[str, Any]:
+def state_of(card: RunCard, words: LanguageTexts) -> dict[str, Any]:
     """Values that a page shows of a run that goes on."""
     promise = card.promise
     return {
