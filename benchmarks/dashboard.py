@@ -22,6 +22,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.viewer.dashboard.languages import languages
 from fl_dp.viewer.dashboard.live import LiveRuns
 from fl_dp.viewer.found_runs import RunsFolder
 
@@ -85,7 +86,7 @@ def followed_share(root: Path, name: str, rounds: int, seconds: float) -> dict[s
     async def follow() -> int:
         events = 0
         end = time.monotonic() + seconds
-        async for _ in live.events(name, ""):
+        async for _ in live.events(name, "", languages()["en"]):
             events += 1
             if time.monotonic() > end:
                 break

@@ -67,6 +67,8 @@ def digest_of(settings: Settings) -> str:
     # The content of files is known only when the run starts; a cell is known before.
     del pinned["model"]["initial_digest"]
     pinned["features"].pop("digest", None)
+    pinned["privacy"].pop("account", None)
+    pinned["privacy"].pop("account_cap", None)
     if settings.task.data_dir is not None:
         pinned["task"]["data_dir"] = str(Path(settings.task.data_dir).expanduser().resolve())
     return hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()

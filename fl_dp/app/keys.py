@@ -47,6 +47,7 @@ FOLDERS = frozenset(
         "model.initial",
         "dp_sgd.ledger_dir",
         "privacy.witness_dir",
+        "privacy.account",
         "privacy.secure_sum.roster",
         "selection.owners",
         "tracking.uri",

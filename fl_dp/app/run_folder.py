@@ -7,6 +7,7 @@ meant for others; ledger, checkpoint, settings and log do not.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,12 +20,13 @@ from yaml import YAMLError
 
 from fl_dp.app.run_process import PROCESS, this_process
 from fl_dp.codec import decode_text, encode
-from fl_dp.documents import MALFORMED
+from fl_dp.documents import MALFORMED, document
 from fl_dp.files import (
     full_disk_named,
     held_alone,
     private_file,
     private_folder,
+    read_json_object,
     write_text,
     written_whole,
 )
@@ -74,6 +76,8 @@ class RunFolder:
         path: The folder itself, absolute.
         config: The resolved settings, YAML.
         metrics: One JSON line per round.
+        ledger: The ledger of a run whose account is thrown away.
+        account: Names the account that has the run's releases, JSON; only with one.
         record_plan: The plan of DP-SGD inside clients, JSON; only with DP-SGD.
         node_ledgers: Folder of simulated nodes' ledgers.
         statement: The privacy statement, JSON.
@@ -95,6 +99,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.ledger = path / "ledger.db"
+        self.account = path / "account.json"
         self.record_plan = path / "record_plan.json"
         self.node_ledgers = path / "nodes"
         self.statement = path / "privacy.json"
@@ -183,7 +188,28 @@ class RunFolder:
     @property
     def has_ledger(self) -> bool:
         """Whether a ledger was begun: who was killed before leaves an empty file."""
+        if self.account.is_file():
+            return True
         return self.ledger.is_file() and self.ledger.stat().st_size > 0
+
+    def note_entry(self, location: str, name: str) -> None:
+        """Write in which account the run was entered, and under which name."""
+        if "://" not in location:
+            location = os.path.relpath(location, self.path)  # all may move together
+        write_text(self.account, json.dumps({"ledger": location, "training": name}) + "\n")
+
+    def entry(self) -> tuple[str | Path, str] | None:
+        """Return the run's account and its name there; None: it has none.
+
+        Raises:
+            ValueError: `account.json` can't be read.
+        """
+        if not self.account.is_file():
+            return None
+        written = read_json_object(self.account, "note of an account")
+        with document("note of an account"):
+            location, name = str(written["ledger"]), str(written["training"])
+        return location if "://" in location else (self.path / location).resolve(), name
 
     def read_ledger(self) -> SpentLedger:
         """Open the run's ledger for reading; compare it with checkpoint and statement.
@@ -192,7 +218,8 @@ class RunFolder:
             LedgerCorrupted: It was altered, or lacks what checkpoint or statement know.
             ValueError: Checkpoint or statement can't be read.
         """
-        ledger = SpentLedger.read(self.ledger)
+        location, training = self.entry() or (self.ledger, None)
+        ledger = SpentLedger.read(location, training=training)
         try:
             for file, anchor in self.anchors().items():
                 ledger.require_holds(anchor, of=f"{file.name} beside it")

@@ -17,7 +17,6 @@ from fl_dp.accelerator.noise_source import NoiseSource
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.files import private_folder, simulations_folder
 from fl_dp.guarantee import Guarantee
-from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.message_keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
@@ -35,6 +34,7 @@ from fl_dp.tasks.public_scores import public_metrics
 from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
+from .accounts import account_of, enter_without_plan, in_words, open_training, with_account_delta
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
@@ -111,6 +111,7 @@ def train(
         settings = with_digests(settings)
         shared_parameters(settings)
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+        settings = with_account_delta(settings, folder.path)
         folder.create(settings)
     with folder.held():
         return _train_alone(folder, grid, settings, run_id, make_strategy, trackers)
@@ -135,6 +136,7 @@ def _train_alone(
         delays = drawn_delays(spread=settings.simulation.delay_spread, seed=settings.seed)
         grid = VirtualTime(grid, delays)
     with logged_to(folder.log), tracked:
+        logger.info("%s", in_words(account_of(folder, settings), settings))
         record_plan = folder.keep_record_plan(make_record_plan(settings))
         for noise in noises_left(settings, None, record_plan):
             logger.info(noise.in_words)
@@ -147,6 +149,7 @@ def _train_alone(
                 )
             return _train_without_plan(folder, grid, settings, record_plan, tracked)
         finally:
+            logger.info("%s", in_words(account_of(folder, settings), settings))
             with suppress(OSError, ValueError):  # a run can end before it has a statement
                 tracked.conclude(final_of(folder.read_statement()))
 
@@ -170,14 +173,8 @@ def _train_by_plan(
         )
     # A resumed run uses the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
-    witness = folder.witness(settings)
-    with PrivacyLedger.open(
-        folder.ledger,
-        plan,
-        run_id=run_id,
-        rng=rng,
-        witness=witness,
-        settings=digest_of(settings),
+    with open_training(
+        folder, settings, plan, rng=rng, run_id=run_id, digest=digest_of(settings)
     ) as ledger:
         strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
         strategy = (make_strategy or strategy_class)(
@@ -235,6 +232,7 @@ def _train_without_plan(
     tracked: TrackedRun,
 ) -> Result:
     """Train with at most a promise to records: the server averages unclipped updates."""
+    enter_without_plan(folder, settings, record_plan)
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = settings.privacy.rng()
     strategy = UnprotectedFedAvg(

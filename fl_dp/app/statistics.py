@@ -21,7 +21,6 @@ from fl_dp.accounting import (
 )
 from fl_dp.codec import encode
 from fl_dp.files import private_folder, write_text
-from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
@@ -41,6 +40,7 @@ from fl_dp.statistics import (
 )
 from fl_dp.strategies import ask_federation
 
+from .accounts import open_training, with_account_delta
 from .planning import target_delta
 from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
@@ -62,8 +62,9 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         FileExistsError: There is a run of that name.
     """
     settings = settings.hosting(settings.simulation.units_at_node)
-    choice, plan = statistic_plan(settings)
     folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+    settings = with_account_delta(settings, folder.path)
+    choice, plan = statistic_plan(settings)
     folder.create(settings)
     folder.note_process()
     with logged_to(folder.log):
@@ -74,10 +75,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)
             config[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)
-        witness = folder.witness(settings)
-        with PrivacyLedger.open(
-            folder.ledger, plan, run_id=run_id, rng=rng, witness=witness
-        ) as ledger:
+        with open_training(folder, settings, plan, rng=rng, run_id=run_id) as ledger:
             try:
                 answer = ask_federation(
                     grid,

@@ -14,6 +14,7 @@ from fl_dp import __version__
 
 from .attack import attack
 from .audit import audit
+from .budgets import budgets
 from .config import config
 from .console import fail, out
 from .dashboard import dashboard
@@ -31,7 +32,7 @@ from .status import status
 from .supernode import OTHER_OPTIONS, supernode
 from .tune import tune
 
-_COMMANDS = (run, status, stats, plan, config, ledger, data, new, supernode, tune)
+_COMMANDS = (run, status, stats, plan, config, ledger, budgets, data, new, supernode, tune)
 _OF_WINGS = (("lab", audit), ("viewer", runs), ("viewer", report), ("viewer", dashboard))
 
 

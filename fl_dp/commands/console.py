@@ -40,7 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 def exit_on_errors(*, as_json: bool = False) -> Iterator[None]:
     """Turn an error in a command's input into one line and an exit status.
 
-    Status 2 is for wrong input or a missing file, 1 for a ledger that was altered.
+    Status 2 is for wrong input, a missing file or a spent budget, 1 for a ledger that was altered.
 
     Args:
         as_json: Whether to print the error, and the options that it is about, as a document as
@@ -55,8 +55,11 @@ def exit_on_errors(*, as_json: bool = False) -> Iterator[None]:
             print_json({"error": text, "options": list(options)})
         fail(text, status=2)
     except RuntimeError as error:
+        from fl_dp.accounting import PrivacyBudgetExhausted
         from fl_dp.ledger import LedgerCorrupted
 
+        if isinstance(error, PrivacyBudgetExhausted):
+            fail(str(error), status=2)
         if not isinstance(error, LedgerCorrupted):
             raise
         fail(str(error), status=1)

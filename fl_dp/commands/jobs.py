@@ -25,6 +25,7 @@ from .console import doing, note, redirected_log, warn, warnings_shown
 if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
     from fl_dp.app.settings import Settings, SweepSettings
+    from fl_dp.plan import Plan, RecordPlan
 
 _CELL = re.compile(r"run-[0-9]+")  # a training's folder in that of its sweep
 _PROCESSORS_PER_TRAINING = 4  # a training by itself keeps two to four of them busy
@@ -44,6 +45,8 @@ class Job:
         path: Its folder, absolute.
         resumed: Whether its folder holds a training to continue.
         finished: Whether there is nothing left to train.
+        plan: Its plan, once it is planned; None: without a promise, or it was planned before.
+        account: File or URL of its account; None: a throw-away one.
     """
 
     variant: str
@@ -54,6 +57,8 @@ class Job:
     digest: str = ""
     resumed: bool = False
     finished: bool = False
+    plan: Plan | RecordPlan | None = None
+    account: str | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -78,6 +83,9 @@ class Job:
             f"output_dir={quoted(str(self.path.parent))}",
             f"run_name={quoted(self.path.name)}",
         ]
+        if self.account is not None:
+            sent = [text for text in sent if not text.startswith("privacy.account=")]
+            sent.append(f"privacy.account={quoted(self.account)}")
         # Decided on this machine, which starts the nodes.
         sent.append(f"simulation.engine={self.settings.simulation.engine}")
         sent.append(f"simulation.units_per_node={self.settings.simulation.units_per_node}")
@@ -160,7 +168,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         [settings] = _checked([composed])
         path = _new_folder(settings)
         job = Job(variant="", overrides=with_recipe(overrides), settings=settings, path=path)
-        return Jobs(trainings=(job,))
+        return Jobs(trainings=(_in_account(job, path),))
     with doing("composing the trainings"):
         from fl_dp.app.cells import expand  # with the accounting, which one training needs later
 
@@ -169,8 +177,9 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     at_a_time = at_once(experiment, [cell.settings for cell in cells])
     checked = _checked([cell.settings for cell in cells], at_a_time)
     path = _new_folder(checked[0], _experiment_of(overrides))
-    trainings = tuple(
-        Job(
+    trainings: list[Job] = []
+    for index, (cell, settings) in enumerate(zip(cells, checked, strict=True)):
+        job = Job(
             variant=cell.curve,
             axis_value=cell.axis_value,
             digest=cell.digest,
@@ -178,9 +187,35 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
             settings=settings,
             path=path / f"run-{index}",
         )
-        for index, (cell, settings) in enumerate(zip(cells, checked, strict=True))
+        trainings.append(_in_account(job, path))
+    return Jobs(
+        trainings=tuple(trainings), sweep=path, experiment=experiment, side_by_side=at_a_time
     )
-    return Jobs(trainings=trainings, sweep=path, experiment=experiment, side_by_side=at_a_time)
+
+
+def _in_account(job: Job, path: Path) -> Job:
+    """Return a new training with its account, beside the folder of all trainings.
+
+    A delta that is null is half of what the account has left. It becomes an override, so that a
+    sweep that is continued has the same one.
+    """
+    from fl_dp.app.accounts import RunAccount, with_account_delta
+    from fl_dp.app.cells import digest_of
+
+    run_account = RunAccount.of(job.settings, path)
+    if run_account is None:
+        return job
+    run_account.require_unused()
+    settings = with_account_delta(job.settings, path)
+    job = replace(job, account=run_account.location)
+    if settings is job.settings:
+        return job
+    group = "privacy" if settings.protects_clients else "dp_sgd"
+    delta = getattr(settings, group).delta
+    kept = [text for text in job.overrides if not text.startswith(f"{group}.delta=")]
+    overrides = (*kept, f"{group}.delta={delta!r}")
+    digest = job.digest and digest_of(settings)
+    return replace(job, settings=settings, overrides=overrides, digest=digest)
 
 
 def tell_recipes(trainings: Iterable[Sequence[str]]) -> None:
@@ -192,7 +227,7 @@ def tell_recipes(trainings: Iterable[Sequence[str]]) -> None:
         note(line)
 
 
-def prepare(job: Job, of_sweep: str = "") -> None:
+def prepare(job: Job, of_sweep: str = "") -> Job:
     """Check what takes time: data, model, plan.
 
     Raises:
@@ -201,7 +236,7 @@ def prepare(job: Job, of_sweep: str = "") -> None:
         LedgerCorrupted: If the ledger of a training to continue was altered.
     """
     if job.finished:
-        return
+        return job
     settings = job.settings
     with doing(f"loading the data{of_sweep}: task={settings.task.name}", plainly=not of_sweep):
         from fl_dp.app.workload import check_model, require_records
@@ -217,17 +252,17 @@ def prepare(job: Job, of_sweep: str = "") -> None:
             dataset_of(settings)  # cached for the nodes
     if job.resumed and job.folder.has_ledger:
         job.folder.read_plan()
-        return
+        return job
     if not (settings.protects_clients or settings.protects_records):
-        return
+        return job
     with doing(f"calibrating the noise{of_sweep}: {_target(settings)}", plainly=True):
         from fl_dp.app.planning import check_layers, make_plan, make_record_plan
 
         check_layers(settings)
         with warnings_shown():
-            make_record_plan(settings)
-            if settings.protects_clients:
-                make_plan(settings)
+            record_plan = make_record_plan(settings)
+            plan = make_plan(settings) if settings.protects_clients else record_plan
+    return replace(job, plan=plan)
 
 
 def _target(settings: Settings) -> str:
@@ -380,6 +415,7 @@ class _Cell:
 
 def _pinned(path: Path, cell: _Cell) -> Job:
     """Return a training of an interrupted sweep, at the point that it has reached."""
+    from fl_dp.app.accounts import RunAccount
     from fl_dp.app.cells import digest_of
     from fl_dp.app.compose import compose_settings
 
@@ -387,7 +423,9 @@ def _pinned(path: Path, cell: _Cell) -> Job:
         job, changed = _job_in(path), f"{path / 'config.yaml'} was"
     else:
         settings = compose_settings(cell.overrides)
-        job = Job(variant="", overrides=(), settings=settings, path=path)
+        run_account = RunAccount.of(settings, path.parent)
+        account = None if run_account is None else run_account.location
+        job = Job(variant="", overrides=(), settings=settings, path=path, account=account)
         changed = "conf/ or fl-dp itself was"
     if digest_of(job.settings) != cell.digest:
         raise ValueError(

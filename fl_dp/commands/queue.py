@@ -39,7 +39,7 @@ class Queue:
         jobs: Jobs,
         console: Console,
         *,
-        prepare: Callable[[Jobs], None] | None = None,
+        prepare: Callable[[Jobs], Jobs] | None = None,
     ) -> None:
         """Set the trainings.
 
@@ -70,17 +70,20 @@ class Queue:
         """
         from fl_dp.app.local.launch import LaunchError
 
+        from .accounts import enter_together
+
         try:
             with ExitStack() as stack:
                 self._start(stack)
                 if self._prepare is not None:
-                    self._prepare(self._jobs)
+                    self._jobs = self._prepare(self._jobs)
                 self._prepared = True
                 if self._jobs.sweep is not None:
                     self._jobs.sweep.mkdir(parents=True, exist_ok=True)
                     lock = self._jobs.sweep / "sweep.lock"
                     stack.enter_context(held_alone(lock, f"works off {self._jobs.sweep}"))
                 self._jobs.note()
+                enter_together(self._jobs)
                 if self._slots > 1:
                     stack.enter_context(self._lines)
                 self._train_all()

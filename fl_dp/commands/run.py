@@ -20,6 +20,7 @@ from .console import (
     err,
     exit_on_errors,
     fail,
+    note,
     out,
     print_json,
     warn,
@@ -29,7 +30,7 @@ from .extras import has_wing
 if TYPE_CHECKING:
     from fl_dp.terminal.summary import RunSummary
 
-    from .jobs import Jobs
+    from .jobs import Job, Jobs
 
 
 def run(
@@ -52,9 +53,13 @@ def run(
     is said before anything starts; what OVERRIDES say wins. `simulation.engine=flower` trains small
     tasks, too, through Flower's simulation engine.
 
-    Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (one line per round), `ledger.db`,
-    `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`, and
-    `report.html` (`report=none` leaves it out). Exits with status 0 only if the run succeeded.
+    Runs on data of your own add up in an account beside them, as `privacy.account=NAME` does for
+    all; `fl-dp budgets` lists accounts.
+
+    Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (one line per round), `ledger.db` (or
+    `account.json`), `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`,
+    `run.log`, and `report.html` (`report=none` leaves it out).
+    Exits with status 0 only if the run succeeded.
 
     `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
     ledger, from its last released round. For a sweep, `resume=runs/SWEEP` runs what is missing.
@@ -105,35 +110,46 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
     typer.echo(OmegaConf.to_yaml(settings), nl=False)
 
 
-def _prepare(jobs: Jobs) -> None:
+def _prepare(jobs: Jobs) -> Jobs:
     """Check what takes time, before any training starts or anything is written.
 
     Trainings of a sweep that differ only in their seed spend the same, and are checked once.
     """
     from fl_dp.app.cautions import cautions, cautions_of_data
 
+    from .accounts import accounts_in_words, require_room
     from .jobs import prepare
 
     count = len(jobs.trainings)
-    checked: set[str] = set()
+    planned: dict[str, Job] = {}
+    prepared: list[Job] = []
     for number, job in enumerate(jobs.trainings, 1):
         of_sweep = f" of run {number} of {count} ({job.title})" if count > 1 else ""
+        if job.resumed:
+            prepared.append(prepare(job, of_sweep))
+            continue
         without_seed = replace(job.settings, seed=0).to_json()
-        if job.resumed or without_seed not in checked:
-            prepare(job, of_sweep)
-        if not job.resumed:
-            checked.add(without_seed)
-    texts = [text for job in jobs.trainings for text in cautions(job.settings)]
-    for job in jobs.trainings:
+        if without_seed not in planned:
+            planned[without_seed] = prepare(job, of_sweep)
+        prepared.append(replace(job, plan=planned[without_seed].plan))
+    texts = [text for job in prepared for text in cautions(job.settings)]
+    for job in prepared:
         if not job.resumed:
             texts += cautions_of_data(job.settings)
     for text in dict.fromkeys(texts):
         warn(text)
+    jobs = replace(jobs, trainings=tuple(prepared))
+    require_room(jobs)
+    for text in accounts_in_words(jobs):
+        note(text)
+    return jobs
 
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show the results of the runs, where everything is, and what comes next."""
     from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_tables
+
+    from .accounts import accounts_in_words, totals_of
 
     shown: list[str] = []
     if has_wing("viewer"):
@@ -158,6 +174,7 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     if jobs.sweep is not None:
         lines.append(f"Table: {jobs.results}")
     lines.append(f"Privacy statement, to read: {first.statement_page}")
+    lines += [*totals_of(jobs), *accounts_in_words(jobs)]
     lines += shown
     lines.append(f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets")
     for line in filter(None, lines):

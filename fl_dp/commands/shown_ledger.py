@@ -153,9 +153,12 @@ def _opened_server_ledger(
     location: str, witness: str | None = None
 ) -> Iterator[tuple[SpentLedger, RunFolder | None]]:
     folder = _folder_of(location)
-    path = location if folder is None else folder.ledger
+    path: str | Path = location
+    training: str | None = None
+    if folder is not None:
+        path, training = folder.entry() or (folder.ledger, None)
     opened_witness = None if witness is None else witness_at(witness)
-    with SpentLedger.read(path, witness=opened_witness) as ledger:
+    with SpentLedger.read(path, witness=opened_witness, training=training) as ledger:
         yield ledger, folder
 
 

@@ -67,7 +67,8 @@ def stats(
 
     Ranges, edges and classes are public: never read them off the data. The answer costs
     `privacy.epsilon` (8 unless given) at `privacy.delta`, for one client with all its records, and
-    comes by a secure sum with `privacy=distributed`. Budgets of runs on the same clients add up.
+    comes by a secure sum with `privacy=distributed`. Budgets of runs on the same clients add up, as
+    `fl-dp budgets` shows.
 
     Writes `runs/NAME/`: `statistic.json` (the answer, its errors and its price), `ledger.db`,
     `privacy.json`, `privacy.md`, `config.yaml`, `run.log`.

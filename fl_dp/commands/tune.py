@@ -146,6 +146,7 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
     """Train a secret random number of times, and keep only the best training."""
+    from fl_dp.app.accounts import SUFFIX
     from fl_dp.app.tuning.choice import TRIALS
     from fl_dp.app.tuning.stopping import Stopped
 
@@ -169,6 +170,7 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
                     overrides=(*shared, *overrides),
                     settings=settings,
                     path=trials / f"{number}",
+                    account=str(trials / f"{number}{SUFFIX}"),  # the choice's entry covers it
                 )
                 for number, (overrides, settings) in enumerate(stopped.runs)
             )

@@ -101,6 +101,10 @@ class EnteredTraining(Entered):
         return not self.state.reserved
 
 
+class NotJoint(OptionError):
+    """Plans have no joint ceiling: each is entered by itself."""
+
+
 @dataclass(frozen=True)
 class EnteredSweep(Entered):
     """Trainings whose plans were all fixed before any of them began.
@@ -133,14 +137,14 @@ class EnteredSweep(Entered):
         """Return the entry of trainings' plans by name.
 
         Raises:
-            OptionError: There are none, or their budgets can't be joined.
+            NotJoint: There are none, or their budgets can't be joined.
         """
         neighbours = {Neighbours.of(plan) for plan in plans.values()}
         epsilon = math.inf
         if len(neighbours) == 1:
             epsilon = joint_ceiling(tuple(plans.values()), *neighbours)
         if math.isinf(epsilon):
-            raise OptionError(
+            raise NotJoint(
                 "trainings are entered together if all are of the same unit and neighbours and "
                 "none has groups with own budgets: enter each by its own"
             )

@@ -17,9 +17,16 @@ from fl_dp.codec import encode
 from fl_dp.plan import Plan, RecordPlan
 
 from .account import AccountState, AccountTerms, first_entry
-from .entered import Entered, EnteredRecords, EnteredSweep, Unprotected
+from .entered import (
+    Entered,
+    EnteredRecords,
+    EnteredSweep,
+    EnteredTraining,
+    Unprotected,
+)
 from .entries import require_printable
 from .spent import AccountLedger
+from .state import TrainingState
 from .store import LedgerStore
 from .witness import Witness
 
@@ -98,6 +105,59 @@ def enter_unprotected(
     _enter(location, name, Unprotected(what), fields, cap=cap, witness=witness, delta=delta)
 
 
+def require_enterable(
+    location: str | Path,
+    name: str,
+    plan: Plan | RecordPlan | Mapping[str, Plan] | None,
+    *,
+    delta: float,
+    cap: PrivacyBudget | None = None,
+    witness: Witness | None = None,
+) -> None:
+    """Check that a training or a sweep could be entered now; nothing is written.
+
+    Args:
+        location: The account's file or database URL.
+        name: The training's name.
+        plan: Its plan, or those of a sweep by name; None: it has no promise.
+        delta: As for `enter_unprotected`.
+        cap: As for `PrivacyLedger.open`.
+        witness: As for `PrivacyLedger.open`.
+
+    Raises:
+        PrivacyBudgetExhausted: The account has less left.
+        LedgerCorrupted, LedgerUnavailable: As `PrivacyLedger.open`.
+        ValueError: The account has another cap, or no bound is known under its cap.
+    """
+    new: Entered = Unprotected("no promise")
+    if isinstance(plan, RecordPlan):
+        new = EnteredRecords(plan)
+    elif isinstance(plan, Mapping):
+        new = EnteredSweep.of(plan)
+    elif plan is not None:
+        new = EnteredTraining(name, TrainingState(plan))
+    store = LedgerStore.existing(location)
+    if store is None:
+        _account_for(Path(location).name, new, delta, cap).require_room(name, new)
+        return
+    ledger = AccountLedger(store, witness)
+    with ledger, ledger._first_transaction():
+        account = ledger.account
+        if not ledger.entries:
+            account = _account_for(ledger.name, new, delta, cap)
+        account.require_cap(cap)
+        account.require_new({name, *new.states})
+        account.require_room(name, new)
+
+
+def _account_for(
+    name: str, new: Entered, delta: float | None, cap: PrivacyBudget | None
+) -> AccountState:
+    """Return the account that a first entry makes, before it."""
+    terms = AccountTerms.of(name, new.delta or delta or 0.0, cap)
+    return AccountState.made(terms, new.neighbours)
+
+
 def _enter(
     location: str | Path,
     name: str,
@@ -113,8 +173,8 @@ def _enter(
     with ledger, ledger._first_transaction() as connection:
         account, made = ledger.account, {}
         if not ledger.entries:
-            terms = AccountTerms.of(ledger.name, delta or new.delta, cap)
-            account, made = AccountState.made(terms, new.neighbours), first_entry(terms)
+            account = _account_for(ledger.name, new, delta, cap)
+            made = first_entry(account.terms)
         entry = {"training": name, **fields}
         # A restart: an entry is never changed.
         if any(entry.items() <= written.fields.items() for written in ledger.entries):

@@ -37,6 +37,11 @@ class AccountLedger(ChainedLedger):
         self.account = AccountState()
 
     @classmethod
+    def look(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
+        """Open as `read`, with the chain verified and no bound computed anew."""
+        return super().read(location, witness=witness)
+
+    @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
         """Open as `ChainedLedger.read`.
 

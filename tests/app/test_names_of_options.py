@@ -57,6 +57,8 @@ MADE_BY: dict[str, tuple[Callable[..., Any], ...]] = {
 
 OF_THE_APP = {
     "privacy.insecure_seed": "of the source of randomness",
+    "privacy.account": "a file beside the runs",
+    "privacy.account_cap": "of all its runs",
     "privacy.witness_dir": "a folder",
     "dp_sgd.ledger_dir": "a folder",
     "metrics.loss": "the range of a metric, whose name it is",

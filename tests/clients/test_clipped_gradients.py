@@ -28,7 +28,7 @@ pytestmark = [
 
 NORM = 0.5
 WIDTH, CLASSES, LENGTH = 4, 3, 6
-KINDS: dict[str, Callable[[ModuleTemplate, nn.Module], Gradients]] = {
+KINDS: dict[str, Callable[[ModuleTemplate, LossOfEach], Gradients]] = {
     "records": SingleRecords,
     "copies": lambda template, loss: SingleRecords(template, loss, copied=template.parameters),
     "one by one": lambda template, loss: SingleRecords(template, loss, one_by_one=True),

@@ -81,6 +81,26 @@ def absolute(key: str, path: str | None) -> None:
         )
 
 
+def account_name(key: str, name: str | None) -> None:
+    """Check that an account is null, a plain name, a whole path or a database URL."""
+    if name is None or "://" in name or Path(name).is_absolute():
+        return
+    if not name.isprintable() or Path(name).name != name:
+        raise OptionError(
+            f"{key} must be a plain name, a whole path or a database URL, got '{name}'", option=key
+        )
+
+
+def epsilon_and_delta(key: str, values: list[float] | None) -> None:
+    """Check that a list is null or holds an epsilon and a delta."""
+    if values is None:
+        return
+    if len(values) != 2 or not (0.0 < values[0] < math.inf and 0.0 < values[1] < 1.0):
+        raise OptionError(
+            f"{key} must be an epsilon and a delta, like [8, 1e-5], got {values}", option=key
+        )
+
+
 def rises(values: Sequence[float]) -> bool:
     """Tell whether values are two finite numbers, the lower first."""
     return len(values) == 2 and all(map(math.isfinite, values)) and values[0] < values[1]

@@ -15,7 +15,16 @@ from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.as_json import KINDS
 
-from .checks import AbsolutePath, Count, Natural, Positive, between_0_and_1, positive
+from .checks import (
+    AbsolutePath,
+    Count,
+    Natural,
+    Positive,
+    account_name,
+    between_0_and_1,
+    epsilon_and_delta,
+    positive,
+)
 from .correlation import banded, rounds_apart
 from .fitting import Fitting, fitting_of
 from .option import KeyRule, MadeBy, Option, key, made_by, option
@@ -49,6 +58,24 @@ def witness(*, witness_dir: AbsolutePath | None = None) -> str | None:
             is refused. None: none.
     """
     return witness_dir
+
+
+def account(
+    *,
+    account: Annotated[str, account_name] | None = None,
+    account_cap: Annotated[list[float], epsilon_and_delta] | None = None,
+) -> tuple[str | None, PrivacyBudget | None]:
+    """Return name and cap of the account that a run's budget is added to.
+
+    Args:
+        account: Account of all runs on the same people: a name (a file beside the runs), a whole
+            path, or a database URL. None: one for each data set of your own; public data have none.
+        account_cap: Largest `[epsilon, delta]` of all runs of the account, fixed when it is made,
+            for the unit and neighbours of its first run. None: that of the account, or no cap.
+    """
+    if account_cap is None:
+        return account, None
+    return account, PrivacyBudget(epsilon=account_cap[0], delta=account_cap[1])
 
 
 def randomness(*, insecure_seed: Natural | None = None) -> SecureRandom:
@@ -126,6 +153,7 @@ class PromiseOption(Option):
 
 
 _RELATION = made_by(Plan, neighboring_relation=key())
+_ACCOUNT = made_by(account, account=key(tracked=False), account_cap=key())
 _SEED = made_by(randomness, insecure_seed=key(tracked=False))
 
 
@@ -158,6 +186,7 @@ def _planned(
             **keys,
         ),
         made_by(witness, witness_dir=key(tracked=False)),
+        _ACCOUNT,
         *([_SEED] if noised_by == "server" else []),
         *more,
     )
@@ -188,7 +217,9 @@ PROMISES: dict[str, type[PromiseOption]] = {
             made_by(record_roster, num_records=key(), max_records=key()),
             secure_sum=key(default=OF_RECORDS),
         ),
-        _promise("dp_sgd", Fitting(dp_sgd=("on",)), _RELATION),
-        _promise("none", Fitting(dp_sgd=("off",), keys=("weight_cap",)), _RELATION, _SEED),
+        _promise("dp_sgd", Fitting(dp_sgd=("on",)), _RELATION, _ACCOUNT),
+        _promise(
+            "none", Fitting(dp_sgd=("off",), keys=("weight_cap",)), _RELATION, _ACCOUNT, _SEED
+        ),
     )
 }

@@ -197,6 +197,11 @@ class Settings:
                 option="statistic.query",
             )
 
+    def with_group(self, name: str, group: Any) -> Settings:
+        """Return the same run with another option or other values of a group."""
+        groups: dict[str, Any] = {name: group}
+        return replace(self, **groups)
+
     def hosting(self, units_per_node: int) -> Settings:
         """Return the same run with another number of clients per node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
@@ -205,7 +210,7 @@ class Settings:
     def for_clients(self) -> Settings:
         """Return what clients may know: no folder of the operator, no seed, no candidate."""
         own_keys = {setting.name for setting in fields(self.privacy)}
-        secret: dict[str, Any] = dict.fromkeys(own_keys & {"insecure_seed", "witness_dir"})
+        secret: dict[str, Any] = dict.fromkeys(own_keys & _OF_THE_OPERATOR)
         privacy = replace(self.privacy, **secret)
         model = self.model
         if model.shared is None and model.lora_rank is None:  # else a part of it never travels
@@ -237,6 +242,8 @@ class Settings:
         with document("set of settings"):
             return cls(**values | {key: _group(key, values[key]) for key in _GROUPS})
 
+
+_OF_THE_OPERATOR = {"insecure_seed", "witness_dir", "account", "account_cap"}
 
 EVERY_RUN: tuple[Exclusion[Settings], ...] = (
     Exclusion(

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 from flwr.serverapp import Grid
 
+from fl_dp.app.accounts import open_training
 from fl_dp.app.cells import digest_of
 from fl_dp.app.charged_choice import vote_of
 from fl_dp.app.planning import make_clipping, make_plan
@@ -83,8 +84,7 @@ def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> s
     check_data(settings)
     rng = settings.privacy.rng()
     plan = folder.read_plan() if folder.has_ledger else make_plan(settings)
-    witness = folder.witness(settings)
-    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng, witness=witness) as ledger:
+    with open_training(folder, settings, plan, rng=rng, run_id=run_id) as ledger:
         try:
             return _chosen(ledger, grid, settings, rng)
         finally:

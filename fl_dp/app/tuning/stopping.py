@@ -20,6 +20,7 @@ import numpy as np
 from fl_dp.accounting import PrivacyBudget, freeze
 from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.events import RandomStoppingEvent
+from fl_dp.app.accounts import open_training
 from fl_dp.app.cells import digest_of
 from fl_dp.app.charged_choice import require_choosable
 from fl_dp.app.planning import make_plan
@@ -67,10 +68,9 @@ class Stopped:
         one, whole = stopping_plans(settings)
         folder.create(settings)
         rng = settings.privacy.rng()
-        witness = folder.witness(settings)
         ((event, _),) = whole.other_releases
         assert isinstance(event, RandomStoppingEvent)  # as `stopping_plans` makes it
-        ledger = PrivacyLedger.open(folder.ledger, whole, rng=rng, witness=witness)
+        ledger = open_training(folder, settings, whole, rng=rng)
         try:
             ledger.reserve_release(CHOICE, event)
             folder.write_statement(privacy_statement(ledger))
@@ -148,9 +148,9 @@ class Stopped:
 
     def _overrides(self, candidate: str) -> list[str]:
         noise = f"privacy.noise_multiplier={self.noise_multiplier!r}"
-        # A witness would remember each training; the one of the choice covers all.
+        # Witness and account of the choice cover all; another would remember each training.
         alone = ("privacy.epsilon=null", noise, "privacy.witness_dir=null", "report=none")
-        return [*candidate.split(), *alone]
+        return [*candidate.split(), *alone, "privacy.account_cap=null"]
 
     def _settings(self, candidate: str) -> Settings:
         plain = replace(
@@ -160,6 +160,7 @@ class Stopped:
                 epsilon=None,
                 noise_multiplier=self.noise_multiplier,
                 witness_dir=None,
+                account_cap=None,
             ),
         )
         return with_candidate(plain, candidate)

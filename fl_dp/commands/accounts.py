@@ -1,0 +1,110 @@
+"""Accounts of the trainings of one command: room before they start, joint entries, totals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fl_dp.app.accounts import RunAccount, account_of, in_words
+from fl_dp.ledger import enter_sweep
+from fl_dp.ledger.entered import EnteredSweep, NotJoint
+from fl_dp.plan import Plan
+from fl_dp.promise import delta_rounded_up, rounded_up
+
+if TYPE_CHECKING:
+    from .jobs import Job, Jobs
+
+
+def run_account_of(job: Job) -> RunAccount | None:
+    """Return the account of a training; None: a throw-away one."""
+    if job.resumed or job.account is None:
+        return account_of(job.folder, job.settings) if job.resumed else None
+    asked = job.settings.privacy.with_values(account=job.account)
+    return RunAccount.of(job.settings.with_group("privacy", asked), job.path)
+
+
+def accounts_in_words(jobs: Jobs) -> list[str]:
+    """Return a line for each account of the trainings."""
+    lines = [in_words(run_account_of(job), job.settings) for job in jobs.trainings]
+    return list(dict.fromkeys(lines))
+
+
+def require_room(jobs: Jobs) -> None:
+    """Check that the accounts have room for what is not begun, before anything starts.
+
+    Raises:
+        PrivacyBudgetExhausted, ValueError: One has not; the text says what is left.
+    """
+    joint: set[str] = set()
+    for sweep, plans in _sweeps(jobs):
+        with suppress(NotJoint):
+            sweep.require_enterable(plans, len(plans))
+            joint |= plans.keys()
+    for job in jobs.trainings:
+        run_account = run_account_of(job)
+        if run_account is None or job.resumed or run_account.name in joint:
+            continue
+        if not run_account.has_entry():
+            run_account.require_enterable(job.plan, job.settings.task.num_clients)
+
+
+def enter_together(jobs: Jobs) -> None:
+    """Enter the trainings of a new sweep, those of each account as one.
+
+    What can't be joined, as it has no plan or one of other neighbours, enters itself.
+
+    Raises:
+        PrivacyBudgetExhausted, ValueError: An account has less left; nothing was begun.
+    """
+    for run_account, plans in _sweeps(jobs):
+        location, name = run_account.location, run_account.name
+        with suppress(NotJoint):
+            enter_sweep(location, name, plans, cap=run_account.cap, witness=run_account.witness)
+
+
+def totals_of(jobs: Jobs) -> list[str]:
+    """Return what the trainings of a sweep add up to, a line for each unit and neighbours."""
+    if jobs.sweep is None:
+        return []
+    plans: list[Plan] = []
+    without = 0
+    for job in jobs.trainings:
+        if job.folder.has_ledger:
+            plans.append(job.folder.read_plan())
+        else:
+            without += 1
+    lines: list[str] = []
+    groups = {(plan.unit, plan.neighboring_relation) for plan in plans}
+    for unit, relation in sorted(groups):
+        alike = [p for p in plans if (p.unit, p.neighboring_relation) == (unit, relation)]
+        try:
+            joint = EnteredSweep.of({str(n): plan for n, plan in enumerate(alike)}).budget
+            epsilon, delta = joint.epsilon, joint.delta
+        except NotJoint:
+            epsilon = math.fsum(plan.budget.epsilon for plan in alike)
+            delta = math.fsum(plan.budget.delta for plan in alike)
+        lines.append(
+            f"Together, the {len(alike)} trainings spend epsilon {rounded_up(epsilon)} at delta "
+            f"{delta_rounded_up(delta)} of one {unit} ({relation}), if they are of the same people"
+        )
+    if without:
+        lines.append(f"{without} of the trainings made no promise to clients, and have no number")
+    return lines
+
+
+def _sweeps(jobs: Jobs) -> Iterator[tuple[RunAccount, dict[str, Plan]]]:
+    """Yield the new sweep's entry in each account, with the plans that may be joined there."""
+    if jobs.sweep is None:
+        return
+    groups: dict[RunAccount, dict[str, Plan]] = {}
+    for job in jobs.trainings:
+        run_account = run_account_of(job)
+        if run_account is not None and not job.resumed and isinstance(job.plan, Plan):
+            group = replace(run_account, name=run_account.entry_of(jobs.sweep))
+            groups.setdefault(group, {})[run_account.name] = job.plan
+    for run_account, plans in groups.items():
+        if len(plans) > 1 and not run_account.has_entry():
+            yield run_account, plans

@@ -1,0 +1,212 @@
+"""Runs on the same people share an account: entered, capped, summed and listed by the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import call, changed, json_of, said_on_stderr, train_here, use
+from local_grid import LocalGrid, answer_with_app
+
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.statistics import answer_statistic
+from fl_dp.app.task_client import app
+from fl_dp.ledger import AccountLedger
+
+CLIENTS = 20
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> list[str]:
+    """Overrides of a short training on a table of people, in a folder of runs."""
+    data = tmp_path / "patients"
+    data.mkdir()
+    generator = np.random.Generator(np.random.PCG64(1))
+    for split, rows in (("train", 60), ("test", 20)):
+        numbers = generator.normal(size=(rows, 2)).round(3)
+        lines = [f"{a},{b},{'ill' if a > b else 'well'}" for a, b in numbers]
+        (data / f"{split}.csv").write_text("\n".join(["a,b,outcome", *lines]) + "\n")
+    return [
+        *("task=csv", f"task.data_dir={data}", "task.label_column=outcome"),
+        *("task.classes=[well,ill]", f"task.num_clients={CLIENTS}", "rounds=2", "report=none"),
+        "selection.sampling_rate=1",  # the search for noise has a closed form
+        f"output_dir={tmp_path / 'runs'}",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, train_here)
+
+
+def accounts_in(runs: Path) -> dict[str, Any]:
+    """What `fl-dp budgets` says of each account."""
+    listed = json_of("budgets", str(runs), "--json")["accounts"]
+    return {account["name"]: account for account in listed}
+
+
+def entries_of(account: dict[str, Any]) -> dict[str, float | None]:
+    """Budget of each entry."""
+    return {entry["name"]: entry["budget"] for entry in account["trainings"]}
+
+
+def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: list[str]) -> None:
+    for name, epsilon in (("a", 2), ("b", 3)):
+        result = call("run", *people, f"run_name={name}", f"privacy.epsilon={epsilon}")
+        assert result.exit_code == 0, result.stderr
+    assert "patients.account.db, a new one" not in said_on_stderr(result)
+    assert "all 2 runs: epsilon 5.0000 at delta" in " ".join(result.stdout.split())
+    account = accounts_in(tmp_path / "runs")["patients.account.db"]
+    assert entries_of(account) == {"a": 2.0, "b": 3.0}
+    totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
+    assert totals["client"] == 5.0 and totals["record"] > 5.0
+    folder = RunFolder(tmp_path / "runs" / "b")
+    statement = folder.read_statement()
+    assert statement["account"]["epsilon"] == 5.0
+    assert statement["delta"] == pytest.approx(account["delta"] / 4)  # half of the half
+    assert "Account:" in folder.log.read_text()
+    shown = json_of("ledger", str(folder.path), "--json")
+    assert "privacy.json" in shown["compared"] and shown["plan"]["budget"]["epsilon"] == 3.0
+    text = call("budgets", str(tmp_path / "runs")).stdout
+    assert "epsilon 5.0000" in text and "has no cap" in text
+
+
+def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str]) -> None:
+    capped = [*people, "privacy.account=hospitals"]
+    first = call("run", *capped, "run_name=a", "privacy.epsilon=3", "privacy.account_cap=[4,1e-2]")
+    assert first.exit_code == 0, first.stderr
+    assert "left: epsilon 1 at delta 0.005" in " ".join(first.stdout.split())
+    for overrides, words in (
+        (["privacy.epsilon=2"], "epsilon 2, and 1 is left of the account hospitals.account.db"),
+        (["privacy=none"], "'b' would have no promise"),
+        (["privacy.epsilon=1", "privacy.account_cap=[9,1e-2]"], "leave cap out"),
+        (["privacy=dp_sgd", "dp_sgd.epsilon=1"], "no bound is known on what this plan says"),
+    ):
+        refused = call("run", *capped, "run_name=b", *overrides)
+        assert refused.exit_code == 2
+        assert words in said_on_stderr(refused)
+        assert not (tmp_path / "runs" / "b").exists()
+    sweep = call("run", "-m", *capped, "run_name=b", "privacy.epsilon=0.9", "seed=0,1,2,3")
+    assert sweep.exit_code == 2
+    assert "'b' would spend epsilon" in said_on_stderr(sweep)
+    assert not (tmp_path / "runs" / "b").exists()
+    account = accounts_in(tmp_path / "runs")["hospitals.account.db"]
+    assert account["left"] == {"epsilon": 1.0, "delta": 0.005}
+
+
+def test_a_run_that_goes_on_is_the_same_entry(tmp_path: Path, people: list[str]) -> None:
+    """Killed after its first round, its folder moved with the account."""
+    assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
+    folder = RunFolder(tmp_path / "runs" / "a")
+    folder.checkpoint.unlink()
+    folder.drop_metrics_after(0)
+    folder.statement.unlink()
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "runs").rename(moved)
+    result = call("run", f"resume={moved / 'a'}")
+    assert result.exit_code != 0  # the budget pays for no second time
+    account = accounts_in(moved)["patients.account.db"]
+    assert entries_of(account) == {"a": 2.0}
+    with AccountLedger.read(moved / "patients.account.db") as ledger:
+        assert [entry.kind for entry in ledger.entries].count("plan") == 1
+        assert [entry.kind for entry in ledger.entries].count("run") == 2
+
+
+def test_a_name_is_one_run(tmp_path: Path, people: list[str]) -> None:
+    """Also where somebody has deleted the folder."""
+    assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
+    (tmp_path / "runs" / "a").rename(tmp_path / "gone")
+    result = call("run", *people, "run_name=a", "privacy.epsilon=2")
+    assert result.exit_code == 2
+    assert "has a run 'a' already: choose another run_name" in said_on_stderr(result)
+
+
+def test_a_baseline_without_noise_leaves_no_total(tmp_path: Path, people: list[str]) -> None:
+    assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
+    result = call("run", *people, "run_name=b", "privacy=none")
+    assert result.exit_code == 0, result.stderr
+    assert "all 2 runs: without any promise" in " ".join(result.stdout.split())
+    account = accounts_in(tmp_path / "runs")["patients.account.db"]
+    assert entries_of(account) == {"a": 2.0, "b": None}
+    assert {total["epsilon"] for total in account["totals"]} == {None}
+
+
+def test_dp_sgd_and_a_question_are_entries(tmp_path: Path, people: list[str]) -> None:
+    # At a quarter of the clients and one round nobody minds that none contributes here.
+    options = ["dp_sgd.epsilon=2", "rounds=1", "dp_sgd.steps=2", "selection.sampling_rate=0.25"]
+    people = changed(people, *options[1::2])
+    result = call("run", *people, "run_name=records", "privacy=dp_sgd", *options[::2])
+    assert result.exit_code == 0, result.stderr
+    asked = [text for text in people if not text.startswith("report=")]
+    settings = compose_settings(
+        [*asked, "statistic.query=count", "privacy.epsilon=1", "run_name=question"]
+    )
+    nodes = settings.simulation.num_nodes(CLIENTS)
+    answer_statistic(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
+    account = accounts_in(tmp_path / "runs")["patients.account.db"]
+    assert entries_of(account) == {"records": 2.0, "question": pytest.approx(1.0, rel=1e-4)}
+    totals = {(t["unit"], t["neighboring_relation"]): t["epsilon"] for t in account["totals"]}
+    assert totals["record", "zero-out"] > 3.0 and totals["client", "zero-out"] is None
+
+
+def test_a_sweep_is_one_entry_and_ends_with_its_total(tmp_path: Path, people: list[str]) -> None:
+    result = call("run", "-m", *people, "run_name=s", "privacy.epsilon=1,2", "seed=0,1")
+    assert result.exit_code == 0, result.stderr
+    account = accounts_in(tmp_path / "runs")["patients.account.db"]
+    ((name, epsilon),) = entries_of(account).items()
+    assert name == "s" and epsilon is not None and 2.0 < epsilon < 5.0 < 6.0  # the sum
+    text = " ".join(result.stdout.split())
+    assert f"Together, the 4 trainings spend epsilon {epsilon:.3f}"[:-1] in text
+    assert account["trainings"][0]["rounds_spent"] == 8
+    for number in range(4):
+        folder = RunFolder(tmp_path / "runs" / "s" / f"run-{number}")
+        assert folder.read_statement()["account"]["training"] == f"s/run-{number}"
+        assert call("ledger", str(folder.path)).exit_code == 0
+
+
+def test_a_sweep_of_public_data_ends_with_its_total_too(tmp_path: Path) -> None:
+    quick = ["task.num_clients=200", "rounds=2", "report=none", f"output_dir={tmp_path}"]
+    result = call("run", "-m", *quick, "run_name=s", "privacy.epsilon=2", "seed=0,1")
+    assert result.exit_code == 0, result.stderr
+    text = " ".join(result.stdout.split())
+    assert "Together, the 2 trainings spend epsilon 2." in text or "epsilon 3." in text
+    assert "Account: none, as its data are public" in text
+    assert json_of("budgets", str(tmp_path), "--json") == {"accounts": []}
+
+
+def test_an_older_copy_of_an_account_is_known_to_its_runs(
+    tmp_path: Path, people: list[str]
+) -> None:
+    file = tmp_path / "runs" / "patients.account.db"
+    assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
+    copy = file.read_bytes()
+    assert call("run", *people, "run_name=b", "privacy.epsilon=2").exit_code == 0
+    file.write_bytes(copy)
+    for command in (["run", *people, "run_name=c"], ["budgets", str(tmp_path / "runs")]):
+        result = call(*command)
+        assert result.exit_code == 1
+        assert "a run beside it knows of" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("privacy.account=a/b", "privacy.account must be a plain name"),
+        ("privacy.account_cap=[8]", "privacy.account_cap must be an epsilon and a delta"),
+        ("privacy.account_cap=[8,2]", "privacy.account_cap must be an epsilon and a delta"),
+    ],
+)
+def test_keys_of_an_account_are_checked(people: list[str], override: str, words: str) -> None:
+    result = call("run", *people, override)
+    assert result.exit_code == 2
+    assert words in said_on_stderr(result)
+
+
+def test_a_client_is_not_told_of_the_account(people: list[str]) -> None:
+    settings = compose_settings([*people, "privacy.account=mine", "privacy.account_cap=[8,1e-3]"])
+    told = json.loads(settings.for_clients().to_json())["privacy"]
+    assert (told["account"], told["account_cap"]) == (None, None)
