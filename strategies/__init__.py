@@ -10,7 +10,7 @@ from .compatibility import UnfitModel
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import BufferedLoop, DPFedBuff
-from .federation_statistics import ask_federation, evaluate_federation
+from .federation_statistics import AskOptions, ask_federation, evaluate_federation
 from .joint_checks import check_together
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .private_loop import PrivateLoop
@@ -30,6 +30,7 @@ from .utility_selection import ExponentialSelection
 __all__ = [
     "AdaptiveClipping",
     "Ask",
+    "AskOptions",
     "BufferedLoop",
     "BufferedSelection",
     "CentralMode",

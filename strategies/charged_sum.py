@@ -54,10 +54,10 @@ def charged_sum(
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
     choice = question.choice
-    noise = _noise_in_shares(ledger, question, nodes)
+    noise = _noise_in_shares(ledger, nodes)
     mechanism = _shared_mechanism(choice)
-    hosted = ledger.plan.hosting.units_per_node
-    shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
+    hosting = ledger.plan.hosting
+    shared = noise.shared_statistic(mechanism, choice.query.dimension, hosting)
     ask = federation.asking()
     asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
     answers = asked.rehearse(federation, nodes, trusts_server=False)
@@ -70,7 +70,7 @@ def charged_sum(
         purpose=question.kind,
         share=shared.share,
         bits=shared.bits,
-        units_in_sum=hosted,
+        units_in_sum=hosting.distinct_units,
     )
     one = OneSum(sums, noise, summed, number=reservation.sequence)
     [total] = _opened_sum(federation, one, asked, nodes, ask)
@@ -82,15 +82,13 @@ def charged_sum(
     return Answer(estimates=estimates, events=choice.events, explanation="; ".join([text, *notes]))
 
 
-def _noise_in_shares(
-    ledger: PrivacyLedger, question: Question, nodes: Sequence[int]
-) -> DistributedNoise:
+def _noise_in_shares(ledger: PrivacyLedger, nodes: Sequence[int]) -> DistributedNoise:
     """The noise of a plan's secure sums, checked against these nodes.
 
     Raises:
         RosterTooLarge: If more are connected: a lying server could then open smaller sums than the
             noise supposes.
-        ValueError: If units are records, or nodes are to answer for another number of units.
+        ValueError: If units are records.
     """
     noise, hosting = ledger.plan.noise, ledger.plan.hosting
     assert noise is not None  # the caller has checked
@@ -99,11 +97,6 @@ def _noise_in_shares(
             "one record can change its node's whole answer, by twice what a statistic is charged "
             "for: under a plan whose units are records, ask before the training under a plan of "
             "clients"
-        )
-    if question.units_per_node != hosting.units_per_node:
-        raise ValueError(
-            f"units_per_node = {question.units_per_node} is not the plan's, whose nodes sum "
-            f"{hosting.units_per_node} units each: write units_per_node={hosting.units_per_node}"
         )
     if len(nodes) > noise.nodes:
         raise RosterTooLarge(

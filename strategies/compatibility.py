@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.accounting import freeze
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.ledger import SpentLedger
 from fl_dp.machine import free_memory
@@ -51,12 +52,12 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
     Raises:
         ValueError: If only one of them is for buffers.
     """
-    if plan.sampling.buffered and not buffers:
+    if isinstance(plan.sampling, BufferedSampling) and not buffers:
         raise OptionError(
             "the plan releases buffers of the next answers: use DPFedBuff, not DPFedAvg",
             option="plan",
         )
-    if buffers and not plan.sampling.buffered:
+    if buffers and not isinstance(plan.sampling, BufferedSampling):
         raise OptionError(
             f"DPFedBuff releases buffers, and the plan has {plan.sampling}: make the plan with "
             "sampling=BufferedSampling(...), or use DPFedAvg",

@@ -13,6 +13,7 @@ sum makes the answer (`charged_sum`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
@@ -37,10 +38,39 @@ from fl_dp.statistics import (
 
 from .charged_sum import charged_sum
 from .message_exchange import Federation
-from .question import CONFIG, Question, require_charged_relation
+from .question import CONFIG, Question
 from .run_log import RunLog
 from .secure import secure_sums_of
 from .unit_roster import wait_for_roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskOptions:
+    """How a federation is asked.
+
+    Attributes:
+        rng: Source of the server's noise; by default secure.
+        config: Sent along with the query.
+        window: Number of nodes that work at the same time; None leaves it to the grid.
+        timeout: Seconds to wait for replies.
+        roster_timeout: Seconds to wait for the plan's clients to connect, and for them to tell
+            what they can answer, before any charge.
+        secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
+    """
+
+    rng: SecureRandom | None = None
+    config: ConfigRecord | None = None
+    window: int | None = None
+    timeout: float = 3600.0
+    roster_timeout: float = 60.0
+    secure_roster: SecureRoster | None = None
+
+    def config_with(self, choice: NoiseChoice) -> dict[str, Any]:
+        """What is sent along, with a query."""
+        return dict(self.config or {}) | {STATISTIC_QUERY_KEY: encode_text(choice.query)}
+
+
+_USUAL = AskOptions()
 
 
 def ask_federation(
@@ -48,15 +78,9 @@ def ask_federation(
     ledger: PrivacyLedger,
     name: str,
     choice: NoiseChoice,
+    options: AskOptions = _USUAL,
     *,
     values: str,
-    rng: SecureRandom | None = None,
-    config: ConfigRecord | None = None,
-    units_per_node: int = 1,
-    window: int | None = None,
-    timeout: float = 3600.0,
-    roster_timeout: float = 60.0,
-    secure_roster: SecureRoster | None = None,
 ) -> Answer:
     """Ask every connected node and release one private answer.
 
@@ -71,17 +95,10 @@ def ask_federation(
         ledger: Opened to spend from, with a plan that declares `choice.events`, or one with an
             adaptive filter.
         name: Name of the ledger's entry, for instance `feature means`.
-        choice: The query and its noise, from `choose_noise`.
+        choice: The query and its noise, from `choose_noise`. A node answers with one vector for
+            each of the units that the plan says it hosts; further vectors do not count.
+        options: How long to wait, and what goes along.
         values: Name of the values to look at, for the nodes' `statistics_fn`.
-        rng: Source of the server's noise; by default secure.
-        config: Sent along with the query.
-        units_per_node: Privacy units that a node hosts at most. It answers with one vector per
-            unit; further vectors do not count.
-        window: Number of nodes that work at the same time; None leaves it to the grid.
-        timeout: Seconds to wait for replies.
-        roster_timeout: Seconds to wait for the plan's clients to connect, and for them to tell
-            what they can answer, before any charge.
-        secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
@@ -91,17 +108,14 @@ def ask_federation(
         ValueError: If the plan does not declare these events, the noise is insecure and the ledger
             does not know of it, or there are more units than can be summed; nobody was asked.
     """
-    entries = _with_query(config, choice) | {STATISTIC_VALUES_KEY: values}
+    entries = options.config_with(choice) | {STATISTIC_VALUES_KEY: values}
     question = Question(
         choice=choice,
         kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
         content=RecordDict({CONFIG: ConfigRecord(entries)}),
-        units_per_node=units_per_node,
+        hosting=ledger.plan.hosting,
     )
-    federation = Federation(
-        grid=grid, window=window, timeout=timeout, roster_timeout=roster_timeout
-    )
-    return _answered(federation, ledger, name, question, rng=rng, secure_roster=secure_roster)
+    return _answered(grid, ledger, name, question, options)
 
 
 def evaluate_federation(
@@ -109,15 +123,9 @@ def evaluate_federation(
     ledger: PrivacyLedger,
     name: str,
     choice: NoiseChoice,
+    options: AskOptions = _USUAL,
     *,
     arrays: ArrayRecord,
-    rng: SecureRandom | None = None,
-    config: ConfigRecord | None = None,
-    units_per_node: int = 1,
-    window: int | None = None,
-    timeout: float = 3600.0,
-    roster_timeout: float = 60.0,
-    secure_roster: SecureRoster | None = None,
 ) -> Answer:
     """Let every node measure a model on its data, and release private means.
 
@@ -145,74 +153,42 @@ def evaluate_federation(
         ValueError: If the choice is of another query.
         Others: As `ask_federation`.
     """
-    asked = _evaluation_question
+    entries = options.config_with(choice)
     if isinstance(choice.query, ScoreHistograms):
-        asked = _scores_question
-    question = asked(choice, arrays, config, units_per_node=units_per_node)
-    federation = Federation(
-        grid=grid, window=window, timeout=timeout, roster_timeout=roster_timeout
-    )
-    return _answered(federation, ledger, name, question, rng=rng, secure_roster=secure_roster)
-
-
-def _evaluation_question(
-    choice: NoiseChoice, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
-) -> Question:
-    """The question for a model's quality.
-
-    Raises:
-        ValueError: If the query is no `Evaluation`.
-    """
-    if not isinstance(choice.query, Evaluation):
+        # A statistic, no evaluation: owners who allow exact evaluations mean single numbers.
+        kind = f"{MessageType.QUERY}.{STATISTIC_ACTION}"
+    elif isinstance(choice.query, Evaluation):
+        # A plain app may read the round, which Flower's strategies send with each evaluation.
+        kind, entries = MessageType.EVALUATE, {"server-round": 0} | entries
+    else:
         raise ValueError(f"models are measured by an Evaluation, got a query '{choice.query.kind}'")
-    # A plain app may read the round, which Flower's strategies send with each evaluation.
-    entries = {"server-round": 0} | _with_query(config, choice)
-    return Question(
+    question = Question(
         choice=choice,
-        kind=MessageType.EVALUATE,
+        kind=kind,
         content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(entries)}),
-        units_per_node=units_per_node,
+        hosting=ledger.plan.hosting,
     )
-
-
-def _scores_question(
-    choice: NoiseChoice, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
-) -> Question:
-    """The question for a model's score of each record.
-
-    It is a statistic, no evaluation: owners who allow exact evaluations mean single numbers.
-    """
-    return Question(
-        choice=choice,
-        kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
-        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, choice))}),
-        units_per_node=units_per_node,
-    )
-
-
-def _with_query(config: ConfigRecord | None, choice: NoiseChoice) -> dict[str, Any]:
-    return dict(config or {}) | {STATISTIC_QUERY_KEY: encode_text(choice.query)}
+    return _answered(grid, ledger, name, question, options)
 
 
 def _answered(
-    federation: Federation,
-    ledger: PrivacyLedger,
-    name: str,
-    question: Question,
-    *,
-    rng: SecureRandom | None,
-    secure_roster: SecureRoster | None,
+    grid: Grid, ledger: PrivacyLedger, name: str, question: Question, options: AskOptions
 ) -> Answer:
     """Charge and ask, by a secure sum if the plan's noise is in shares."""
-    plan, per_node = ledger.plan, question.units_per_node
+    plan, rng = ledger.plan, options.rng
+    federation = Federation(
+        grid=grid,
+        window=options.window,
+        timeout=options.timeout,
+        roster_timeout=options.roster_timeout,
+    )
     if not plan.of_sums:
         raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
             "it their vectors: make a DistributedPlan, whose noise is in shares, or a CentralPlan "
             "where clients trust the server; nothing was charged"
         )
-    require_charged_relation(plan, units_per_node=per_node)
-    sums = secure_sums_of(plan, secure_roster)
+    sums = secure_sums_of(plan, options.secure_roster)
     if sums is not None and rng is not None:
         raise ValueError(
             "the noise of a secure sum is drawn by its nodes, and no rng of the server's reaches "
@@ -222,7 +198,7 @@ def _answered(
         federation.grid,
         plan.num_clients,
         timeout=federation.roster_timeout,
-        units_per_node=per_node,
+        hosting=plan.hosting,
     )
     if sums is not None:
         try:

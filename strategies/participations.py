@@ -6,7 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fl_dp.accounting import PrivacyBudgetExhausted, Sampling
+from fl_dp.accounting import OwnRatesSampling, PrivacyBudgetExhausted, Sampling
+from fl_dp.accounting.grouped_sampling import GroupedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.option_errors import OptionError
 
@@ -46,12 +48,13 @@ class Participations:
             plan, hosting = ledger.plan, ledger.plan.hosting
             self._cap = plan.sampling.cap
             self._separation = plan.sampling.least_separation
-            self._units_per_node = hosting.distinct_units_per_node
+            self._units_per_node = hosting.distinct_units
             self._most = hosting.nodes_of(plan.num_units) * self._units_per_node
-            self._grouped = plan.sampling.num_groups > 1
+            self._grouped = isinstance(plan.sampling, GroupedSampling)
             if owners is not None:
                 self._chosen = _groups_by_name(owners, plan.sampling)
-            self._buffered = plan.sampling.buffered  # a unit is in one index at most once
+            # A unit is in one index at most once.
+            self._buffered = isinstance(plan.sampling, BufferedSampling)
         self._counts = (
             self._cap is not None or self._separation > 1 or self._buffered or self._grouped
         )
@@ -221,12 +224,12 @@ class Participations:
 
 
 def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int]:
-    budgets = [group.budget for group in law.own_groups]
-    if not budgets:
+    if not isinstance(law, OwnRatesSampling):
         raise OptionError(
             "owners says each node's own epsilon, and the plan has one for all: write budgets",
             option="owners",
         )
+    budgets = [group.budget for group in law.own_groups]
     unknown = sorted(set(owners.values()) - set(budgets))
     if unknown:
         raise OptionError(

@@ -95,7 +95,7 @@ class PrivateLoop(RoundLoop):
             options,
             roster=UnitRoster(
                 plan.num_clients,
-                units_per_node=plan.hosting.distinct_units_per_node,
+                hosting=plan.hosting,
                 may_grow=roster_may_grow,
                 timeout=options.roster_timeout,
             ),
@@ -391,7 +391,7 @@ class PrivateLoop(RoundLoop):
     def _rehearsal_config(self) -> dict[str, str]:
         """Instructions that an owner may not allow."""
         config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
-        instruction = self._mode_class.rehearsal_instruction(self.plan, self.options.encoding)
+        instruction = self._mode_class.rehearsal_instruction(self.plan, self.options.instruction(1))
         if instruction is not None:
             config[INSTRUCTION_KEY] = encode_text(instruction)
         return config

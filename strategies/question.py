@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import real_number
-from fl_dp.plan import Plan
+from fl_dp.plan.hosting import Hosting
 from fl_dp.protocol.failures import take_failure
 from fl_dp.protocol.introduction import Ability
 from fl_dp.protocol.message_keys import CONTRIBUTION_METRIC
@@ -25,44 +24,21 @@ CONFIG = "config"
 """Name of a question's ConfigRecord."""
 
 
-def require_charged_relation(plan: Plan, *, units_per_node: int) -> None:
-    """Refuse neighbours for which a question to nodes of several units is not charged.
-
-    Raises:
-        ValueError: With what to write instead; nothing was charged.
-    """
-    relation = plan.neighboring_relation
-    if units_per_node > 1 and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise ValueError(
-            f"of a node's units the first {units_per_node} are asked, so leaving one out moves the "
-            "next one in, which add-or-remove-one is not charged for: plan with zero-out"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A message for every node, and the query its answer contributes to, with its noise.
 
     Attributes:
         content: The message, with one ConfigRecord.
-        units_per_node: Units that a node answers for at most.
+        hosting: Units that a node answers for at most.
         weighted_by: Name under which a plain app's evaluation replies with its number of records.
     """
 
     choice: NoiseChoice
     kind: str
     content: RecordDict
-    units_per_node: int = 1
+    hosting: Hosting
     weighted_by: str = "num-examples"
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a node is to answer for no unit.
-        """
-        if self.units_per_node < 1:
-            raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
 
     @property
     def query(self) -> Query:
@@ -87,10 +63,10 @@ class Question:
         Raises:
             ValueError: If there may be more; nothing was charged.
         """
-        most = self.choice.max_units
-        if len(nodes) * self.units_per_node > most:
+        most, hosted = self.choice.max_units, self.hosting.distinct_units
+        if len(nodes) * hosted > most:
             raise ValueError(
-                f"{len(nodes)} nodes of up to {self.units_per_node} units are connected, and at "
+                f"{len(nodes)} nodes of up to {hosted} units are connected, and at "
                 f"most {most} units can be summed exactly at this noise: choose a "
                 "smaller epsilon"
             )
@@ -145,6 +121,7 @@ class Question:
         self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
     ) -> Iterator[list[float]]:
         """Yield one vector per unit, out of at most one reply per node."""
+        hosted = self.hosting.distinct_units
         for reply in self.answers(grid, replies, nodes, log):
             records = list(reply.content.metric_records.values())
             # Of several records it can't be told which is meant.
@@ -152,12 +129,9 @@ class Question:
             if not numbers or len(numbers) % self.query.dimension:
                 log.warn_once("a reply is no contribution to this query and counts as zero")
                 continue
-            most = self.units_per_node * self.query.dimension
+            most = hosted * self.query.dimension
             if len(numbers) > most:
-                log.warn_once(
-                    f"a node answered for more than {self.units_per_node} units; the rest is "
-                    "ignored"
-                )
+                log.warn_once(f"a node answered for more than {hosted} units; the rest is ignored")
             for start in range(0, min(len(numbers), most), self.query.dimension):
                 yield numbers[start : start + self.query.dimension]
 

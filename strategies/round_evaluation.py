@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_dp.accounting import freeze
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -22,7 +23,7 @@ from fl_dp.promise import brief_epsilon
 from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 from fl_dp.statistics import Answer, Evaluation, NoiseChoice
 
-from .question import CONFIG, Question, require_charged_relation
+from .question import CONFIG, Question
 
 
 def releases_of(evaluation: NoiseChoice | None, rounds: int) -> FrozenHistory:
@@ -49,7 +50,6 @@ class RoundEvaluation:
         Raises:
             OptionError: The choice is of another query, or the plan does not pay for it.
             IncompatibleOptions: The plan trusts no server with a reply, or is a buffer's.
-            ValueError: As `require_charged_relation`.
         """
         if not isinstance(self.choice.query, Evaluation):
             raise OptionError(
@@ -65,13 +65,12 @@ class RoundEvaluation:
                 "plan trusts no server: leave evaluation out, or make a CentralPlan",
                 option="evaluation",
             )
-        if plan.sampling.buffered:
+        if isinstance(plan.sampling, BufferedSampling):
             raise IncompatibleOptions(
                 "evaluation asks every client after a release, and a buffer's clients still train "
                 "then: leave evaluation out, and write evaluate_federation(...) after the training",
                 option="evaluation",
             )
-        require_charged_relation(plan, units_per_node=plan.hosting.units_per_node)
         declared = dict(plan.other_releases)
         for event, times in releases_of(self.choice, plan.rounds):
             if declared.get(event, 0) < times:
@@ -105,7 +104,7 @@ class RoundEvaluation:
             choice=self.choice,
             kind=MessageType.EVALUATE,
             content=RecordDict(records),
-            units_per_node=self.plan.hosting.units_per_node,
+            hosting=self.plan.hosting,
             weighted_by=weighted_by,
         )
 

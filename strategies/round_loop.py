@@ -80,10 +80,17 @@ class LoopOptions:
         if self.window is not None:
             require_count(window=self.window)
 
-    @property
-    def encoding(self) -> Compression | None:
-        """How clients encode their updates; None: they don't."""
-        return None if self.compression.up == "none" else self.compression
+    def instruction(
+        self, server_round: int, trained: tuple[str, ...] | None = None
+    ) -> RoundInstruction:
+        """What every client is asked, whoever adds noise."""
+        return RoundInstruction(
+            server_round=server_round,
+            weight_cap=self.weight_cap,
+            utility=self.selection.utility,
+            compression=None if self.compression.up == "none" else self.compression,
+            trained=trained,
+        )
 
     def with_record_plan(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A train config that also has the promise to records, if any."""
@@ -501,13 +508,7 @@ class RoundLoop(ABC):
         ask = self._federation(grid).asking()
         index = self._participations.next_index()
         available = self._participations.available(roster, index, server_round=server_round)
-        instruction = RoundInstruction(
-            server_round=server_round,
-            weight_cap=options.weight_cap,
-            utility=options.selection.utility,
-            compression=options.encoding,
-            trained=self._trained,
-        )
+        instruction = options.instruction(server_round, self._trained)
         if num_units is None:
             num_units = len(roster)
         draw = Draw(

@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fl_dp.accounting import (
+    CyclicSampling,
     History,
     PrivacyEvent,
     Sampling,
@@ -153,12 +154,12 @@ class LawSelection(Selection):
         Raises:
             ValueError: If the units' groups, or whose turn it is, are unknown.
         """
-        law, group = self.sampling, None
-        if law.takes_turns:
-            group = law.group_at(_require_turns(draw))
+        law, group, declared = self.sampling, None, draw.num_units
+        if isinstance(law, CyclicSampling):
+            group, declared = law.group_at(_require_turns(draw)), law.largest_group(declared)
         units: Sequence[Unit | None] = draw.roster
         if law.of_declared:
-            units = self._slots[group].of(draw, law.largest_group(draw.num_units))
+            units = self._slots[group].of(draw, declared)
         chosen = [units[index] for index in law.draw(draw.rng, len(units), draw.groups)]
         return [unit for unit in chosen if unit is not None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fl_dp import clock
 from fl_dp.option_errors import OptionError
+from fl_dp.plan.hosting import Hosting
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import OwnGrid
 
@@ -20,6 +20,7 @@ from .run_log import RunLog
 logger = logging.getLogger("flwr.fl_dp")
 
 _PAUSE = 0.2
+_ONE_UNIT = Hosting()
 
 
 class RosterIncomplete(RuntimeError):
@@ -90,7 +91,7 @@ class UnitRoster:
         self,
         num_clients: int = 1,
         *,
-        units_per_node: int = 1,
+        hosting: Hosting = _ONE_UNIT,
         may_grow: bool = True,
         timeout: float,
     ) -> None:
@@ -106,10 +107,10 @@ class UnitRoster:
             )
         self.timeout = timeout
         self._num_clients = num_clients
-        self._units_per_node = units_per_node
+        self._hosting = hosting
         self._declared: DeclaredNodes | None = None
         if not may_grow:
-            self._declared = DeclaredNodes(declared_nodes(num_clients, units_per_node))
+            self._declared = DeclaredNodes(hosting.nodes_of(num_clients))
 
     def wait(self, grid: Grid) -> Sequence[int]:
         """Wait for the declared nodes. See `wait_for_roster`."""
@@ -119,7 +120,7 @@ class UnitRoster:
             grid,
             self._num_clients,
             timeout=self.timeout,
-            units_per_node=self._units_per_node,
+            hosting=self._hosting,
             roster_may_grow=self._declared is None,
         )
 
@@ -134,7 +135,7 @@ class UnitRoster:
                     "that connected last take no part"
                 )
             nodes = declared
-        return HostedUnits(sorted(nodes), self._units_per_node)
+        return HostedUnits(sorted(nodes), self._hosting.distinct_units)
 
 
 def nodes_of(roster: Sequence[Unit]) -> list[int]:
@@ -151,33 +152,28 @@ def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:
     return {node: tuple(sorted(hosted)) for node, hosted in units_of.items()}
 
 
-def declared_nodes(num_clients: int, units_per_node: int) -> int:
-    """Number of nodes that host the declared clients, each as many as it can."""
-    return math.ceil(num_clients / units_per_node)
-
-
 def wait_for_roster(
     grid: Grid,
     num_clients: int,
     *,
     timeout: float,
-    units_per_node: int = 1,
+    hosting: Hosting = _ONE_UNIT,
     roster_may_grow: bool = True,
 ) -> Sequence[int]:
     """Wait until the nodes of `num_clients` clients connect; return all connected ids.
 
-    A node hosts at most `units_per_node` units. `timeout` is in seconds. `roster_may_grow` lets
-    more nodes than declared be connected.
+    `hosting` tells how many units a node has. `timeout` is in seconds. `roster_may_grow` lets more
+    nodes than declared be connected.
 
     Raises:
         RosterIncomplete: If too few nodes are connected after the `timeout`.
         RosterTooLarge: If too many are and the roster may not grow; on real nodes, if they still
             are after the `timeout`.
     """
-    wanted = declared_nodes(num_clients, units_per_node)
+    wanted, hosted = hosting.nodes_of(num_clients), hosting.distinct_units
     declared = f"the plan declares {num_clients} clients"
-    if units_per_node > 1:
-        declared += f", up to {units_per_node} on each of {wanted} nodes"
+    if hosted > 1:
+        declared += f", up to {hosted} on each of {wanted} nodes"
     waited = f" after {timeout:.0f} s"
     instead = f"--federation-config 'num-supernodes={wanted}'"
     if isinstance(grid, OwnGrid):  # nobody comes or goes
@@ -194,17 +190,17 @@ def wait_for_roster(
         if len(nodes) < wanted and late:
             lower = ""
             if nodes:
-                lower = f", or declare num_clients={len(nodes) * units_per_node}"
+                lower = f", or declare num_clients={len(nodes) * hosted}"
             raise RosterIncomplete(
                 f"{declared}, but {len(nodes)} nodes are connected{waited}: connect the others (in "
                 f"a simulation, {instead}){lower}"
             )
         if len(nodes) > wanted and (late or is_simulation(grid)):  # whose nodes never leave
-            hosted = len(nodes) * units_per_node
+            connected = len(nodes) * hosted
             raise RosterTooLarge(
                 f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
-                f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True (in a "
+                f"declared and would come out up to {connected / num_clients:.3g} times too large. "
+                f"Declare num_clients={connected}, or allow it with roster_may_grow=True (in a "
                 f"simulation, {instead})"
             )
         if len(nodes) > wanted and not warned:

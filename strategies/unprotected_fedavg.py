@@ -16,6 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_dp.accounting import OwnRatesSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.updates import Compression
@@ -106,12 +108,12 @@ class UnprotectedFedAvg(RoundStrategy):
                 buffers or has groups with their own budgets.
             TypeError: If the inner strategy can't work on a mean.
         """
-        if selection.sampling.buffered:
+        if isinstance(selection.sampling, BufferedSampling):
             raise ValueError(
                 "a buffer is filled by answers that are clipped one by one: use DPFedBuff, or "
                 "selection=PublicSelection(...)"
             )
-        if selection.sampling.own_groups:
+        if isinstance(selection.sampling, OwnRatesSampling):
             raise ValueError(
                 "each group's rate is found for its own budget, and without privacy there is "
                 f"none: use a law with one rate, got {selection.sampling}"

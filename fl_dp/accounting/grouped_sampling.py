@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,14 +17,49 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent, ZcdpE
 from fl_dp.option_errors import OptionError, require_count
 
 from .budget import NeighboringRelation
-from .events import PoissonGaussianEvent, PrivacyEvent
-from .sampling import OwnGroup, PoissonSampling, Sampling, TruncatedPoissonSampling, heads_of
+from .events import FrozenHistory, PoissonGaussianEvent, PrivacyEvent, freeze
+from .sampling import PoissonSampling, Sampling, TruncatedPoissonSampling, heads_of
 
 _BELOW = 1.0 - 1e-9  # factor on a scale: its group fits on another machine, too
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicSampling(Sampling):
+class OwnGroup:
+    """A public group of units with its own budget.
+
+    Attributes:
+        budget: Its epsilon.
+        share: Its share of the declared units.
+        sampling_rate: Probability of each of its units per round.
+        scale: The last group's noise divided by its own.
+    """
+
+    budget: float
+    share: float
+    sampling_rate: float
+    scale: float
+
+    @property
+    def weight(self) -> float:
+        """The inverse of its noise's variance, relative to the last group's."""
+        return self.scale**2
+
+
+class GroupedSampling(Sampling):
+    """A law with public groups, one for each unit and the whole training."""
+
+    @property
+    @abstractmethod
+    def num_groups(self) -> int:
+        """The number of groups."""
+
+    @abstractmethod
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """The group of one more unit, given the groups' sizes so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(GroupedSampling):
     """Public groups that take turns, and secret coins inside the one whose turn it is.
 
     Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
@@ -67,11 +103,6 @@ class CyclicSampling(Sampling):
     def least_separation(self) -> int:
         """The number of groups: a group's turns are that many indices apart."""
         return self.groups
-
-    @property
-    def coin_rate(self) -> float | None:
-        """The rate of the law inside, if it has independent coins only."""
-        return self.inside.coin_rate
 
     @property
     def of_declared(self) -> bool:
@@ -131,7 +162,7 @@ class CyclicSampling(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnRatesSampling(Sampling):
+class OwnRatesSampling(GroupedSampling):
     """A rate or a noise for each public group of units with its own budget.
 
     With shared noise, a unit with a smaller budget takes part less often. Where each unit adds its
@@ -222,7 +253,7 @@ class OwnRatesSampling(Sampling):
 
     @property
     def own_groups(self) -> tuple[OwnGroup, ...]:
-        """The groups, with each one's noise and rate."""
+        """The groups, the strictest first, with each one's noise and rate."""
         scales = self.scales or (1.0,) * self.num_groups
         groups = zip(self.budgets, self.shares, self.rates, scales, strict=True)
         own_groups: list[OwnGroup] = []
@@ -234,7 +265,7 @@ class OwnRatesSampling(Sampling):
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
     ) -> Self:
-        """The law with each group's noise."""
+        """The law with each group's noise by its budget, where units add their own noise."""
         scales = [
             noise_multiplier / multiplier_for(epsilon) * _BELOW for epsilon in self.budgets[:-1]
         ]
@@ -266,6 +297,10 @@ class OwnRatesSampling(Sampling):
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
             return replace(event, sampling_rate=self.rates[group])
         return _with_noise_over(event, self.own_groups[group].scale)
+
+    def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
+        """Releases' price for a unit of a group, given that for the last group."""
+        return freeze([(self.event_for(group, event), count) for event, count in history])
 
     def expected_cohort(self, num_units: int) -> float:
         """The expected size."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,36 +23,12 @@ from fl_dp.option_errors import IncompatibleOptions, OptionError
 from .budget import NeighboringRelation
 from .events import (
     FixedSizeGaussianEvent,
-    FrozenHistory,
     PoissonGaussianEvent,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
-    freeze,
 )
 
 _PUBLIC_ROSTER = (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnGroup:
-    """A public group of units with its own budget.
-
-    Attributes:
-        budget: Its epsilon.
-        share: Its share of the declared units.
-        sampling_rate: Probability of each of its units per round.
-        scale: The last group's noise divided by its own.
-    """
-
-    budget: float
-    share: float
-    sampling_rate: float
-    scale: float
-
-    @property
-    def weight(self) -> float:
-        """The inverse of its noise's variance, relative to the last group's."""
-        return self.scale**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +36,8 @@ class Sampling(Checked, ABC):
     """A law of cohorts.
 
     A new law defines its draw, event, expected size and description. The other defaults are those
-    of secret coins for every unit in every round.
+    of secret coins for every unit in every round. What only some laws have is theirs alone:
+    `GroupedSampling` has groups, `BufferedSampling` asks units one by one.
     """
 
     kind: ClassVar[str]
@@ -95,62 +72,6 @@ class Sampling(Checked, ABC):
     def of_declared(self) -> bool:
         """Whether cohorts are drawn from all declared units, even absent ones."""
         return False
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """Sentences: what a promise does not cover because of the cohorts."""
-        return ()
-
-    @property
-    def buffered(self) -> bool:
-        """Whether units are asked one by one, and the next answers make a release."""
-        return False
-
-    @property
-    def coin_rate(self) -> float | None:
-        """The rate, if the law is one independent coin per unit; else None."""
-        return None
-
-    @property
-    def num_groups(self) -> int:
-        """Number of public groups (each unit is in one); 1 without groups."""
-        return 1
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether each round is the turn of one group."""
-        return self.group_at(0) is not None
-
-    @property
-    def own_groups(self) -> tuple[OwnGroup, ...]:
-        """Groups with their own budgets, the strictest first; empty with one budget for all."""
-        return ()
-
-    def group_at(self, index: int) -> int | None:
-        """The group, from 0 on, whose turn the index is; None if every unit may take part."""
-        return None
-
-    def next_group(self, sizes: Mapping[int, int]) -> int:
-        """The group of one more unit, given the groups' sizes so far."""
-        return 0
-
-    def largest_group(self, num_units: int) -> int:
-        """The largest group's size, as units are dealt in turn."""
-        return num_units
-
-    def with_scales(
-        self, noise_multiplier: float, multiplier_for: Callable[[float], float]
-    ) -> Self:
-        """The law with each group's noise by its budget, where units add their own noise."""
-        return self
-
-    def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """A release's price for a unit of a group; `event` is what the law charges."""
-        return event
-
-    def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
-        """Releases' price for a unit of a group; `history` is what the law charges."""
-        return freeze([(self.event_for(group, event), count) for event, count in history])
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
         """The binomial law of a cohort's size: units and rate."""
@@ -246,11 +167,6 @@ class PoissonSampling(Sampling):
     def visible(self) -> bool:
         """Whether all units take part."""
         return self.sampling_rate == 1.0
-
-    @property
-    def coin_rate(self) -> float:
-        """The rate."""
-        return self.sampling_rate
 
     def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
         """The indices whose coin came up, perhaps none."""
@@ -458,20 +374,6 @@ class BufferedSampling(SeenSampling):
     """
 
     kind: ClassVar[str] = "buffered"
-
-    @property
-    def buffered(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """The time at which a unit answers."""
-        return (
-            "when an answer arrives, and so which release it enters: that was taken not to depend "
-            "on data. The server's operator sees it, and whoever watches the network may; pad "
-            "training to a fixed time where it tells how many records a client has",
-        )
 
     def require_filled(self, num_units: int, rounds: int) -> None:
         """Refuse a cap at which units can't fill all buffers.

@@ -10,6 +10,7 @@ from typing import Any
 from fl_dp.accounting import (
     NeighboringRelation,
     NoiseSchedule,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
     default_delta,
@@ -104,7 +105,7 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
     Raises:
         ValueError: Settings exclude each other.
     """
-    if plan is not None and plan.sampling.own_groups:
+    if plan is not None and isinstance(plan.sampling, OwnRatesSampling):
         return LawSelection(plan.sampling)
     apart = _rounds_apart(settings)
     selection: Selection = settings.selection.make(num_clients=settings.task.num_clients, **apart)

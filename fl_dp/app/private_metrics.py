@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import logging
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.files import write_text
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import SecureRandom
-from fl_dp.secagg import Roster
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms, choose_noise
-from fl_dp.strategies import evaluate_federation
+from fl_dp.strategies import AskOptions, evaluate_federation
 
 from .run_folder import RunFolder
 from .settings import Settings
@@ -44,20 +42,16 @@ def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
 def measure_privately(
     grid: Grid,
     ledger: PrivacyLedger,
-    settings: Settings,
     folder: RunFolder,
     *,
     choice: NoiseChoice,
     arrays: ArrayRecord,
-    config: ConfigRecord,
-    rng: SecureRandom | None,
-    secure_roster: Roster | None,
+    options: AskOptions,
 ) -> None:
     """Ask every node how good the last model is on its held-out rows; write the answer.
 
-    A run resumed after its last round has the answer already, or lost it with its charge. `config`
-    holds the settings for the nodes. If `rng` is None, the nodes draw the noise. `secure_roster`
-    names the nodes of secure sums.
+    A run resumed after its last round has the answer already, or lost it with its charge. The
+    config of `options` holds the settings for the nodes.
     """
     if folder.private_metrics.is_file():
         return
@@ -67,13 +61,8 @@ def measure_privately(
             ledger,
             "last model, on rows that clients held out",
             choice,
+            options,
             arrays=arrays,
-            rng=rng,
-            config=config,
-            units_per_node=ledger.plan.hosting.units_per_node,
-            timeout=settings.round_timeout,
-            roster_timeout=settings.roster_timeout,
-            secure_roster=secure_roster,
         )
     except PrivacyBudgetExhausted as error:
         logger.warning("The last model was not measured on clients' rows: %s", error)

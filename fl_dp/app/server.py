@@ -18,11 +18,12 @@ from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.files import private_folder, simulations_folder
 from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import RecordPlan
+from fl_dp.plan import BufferedPlan, RecordPlan
 from fl_dp.protocol.message_keys import COINS_SEED_KEY, ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import (
+    AskOptions,
     DPFedAvg,
     DPFedBuff,
     NobodyContributes,
@@ -176,7 +177,7 @@ def _train_by_plan(
     with open_training(
         folder, settings, plan, rng=rng, run_id=run_id, digest=digest_of(settings)
     ) as ledger:
-        strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
+        strategy_class = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
         strategy = (make_strategy or strategy_class)(
             settings.server_optimizer.make(rounds=settings.rounds),
             plan=plan,
@@ -195,13 +196,16 @@ def _train_by_plan(
                 measure_privately(
                     grid,
                     ledger,
-                    settings,
                     folder,
                     choice=choice,
                     arrays=result.arrays,
-                    config=_train_config(folder, settings),
-                    rng=None if settings.privacy.noised_by == "nodes" else rng,
-                    secure_roster=roster_of(settings),
+                    options=AskOptions(
+                        rng=None if settings.privacy.noised_by == "nodes" else rng,
+                        config=_train_config(folder, settings),
+                        timeout=settings.round_timeout,
+                        roster_timeout=settings.roster_timeout,
+                        secure_roster=roster_of(settings),
+                    ),
                 )
         except NobodyContributes:
             failure = _NOBODY

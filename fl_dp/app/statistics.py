@@ -38,7 +38,7 @@ from fl_dp.statistics import (
     Query,
     Sum,
 )
-from fl_dp.strategies import ask_federation
+from fl_dp.strategies import AskOptions, ask_federation
 
 from .accounts import open_training, with_account_delta
 from .planning import target_delta
@@ -82,13 +82,14 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
                     ledger,
                     f"{settings.statistic.query} of {settings.statistic.values}",
                     choice,
+                    AskOptions(
+                        rng=None if shared else rng,
+                        config=ConfigRecord(dict(config)),
+                        timeout=settings.round_timeout,
+                        roster_timeout=settings.roster_timeout,
+                        secure_roster=roster_of(settings),
+                    ),
                     values=settings.statistic.values,
-                    rng=None if shared else rng,
-                    config=ConfigRecord(dict(config)),
-                    units_per_node=plan.hosting.units_per_node,
-                    timeout=settings.round_timeout,
-                    roster_timeout=settings.roster_timeout,
-                    secure_roster=roster_of(settings),
                 )
             finally:
                 # Also after a failure: what was reserved is spent, and somebody has to say so.
@@ -175,9 +176,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
     if plan.noise is not None:
         (mechanism,) = choice.mechanisms
         assert isinstance(mechanism, GaussianMechanism)  # the one that nodes can share
-        shared = plan.noise.shared_statistic(
-            mechanism, choice.query.dimension, units_per_node=plan.hosting.units_per_node
-        )
+        shared = plan.noise.shared_statistic(mechanism, choice.query.dimension, plan.hosting)
         noise += f"; {plan.noise.in_shares(shared)}"
     return {
         "task": settings.task.name,

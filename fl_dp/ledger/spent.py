@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.accounting import (
+    CyclicSampling,
     EpsilonBounds,
     PrivacyBudget,
     PrivacyEvent,
@@ -191,7 +192,7 @@ class SpentLedger(AccountLedger):
         Where groups take turns, it is as public as they are: the ledger knows no unit's coins.
         """
         law = self.plan.sampling
-        if not law.takes_turns:
+        if not isinstance(law, CyclicSampling):
             return self.participations
         turns = Counter(law.group_at(index) for index in range(self.rounds_spent))
         return {unit: turns[group] for unit, group in self._state.group_of.items()}

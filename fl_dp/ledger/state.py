@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent, freeze
+from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent, freeze
 from fl_dp.accounting.events import FrozenHistory, event_from_dict, event_to_dict
+from fl_dp.accounting.grouped_sampling import GroupedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan, plan_from_dict
 from fl_dp.promise import Enforcement, weakest
@@ -246,10 +248,10 @@ class TrainingState:
             "noise_multiplier": noise_multiplier,  # not every event has one
             **event_to_dict(event),
         }
-        if sampling.least_separation > 1 or sampling.buffered:
+        if sampling.least_separation > 1 or isinstance(sampling, BufferedSampling):
             fields["index"] = turn
-        if (group := sampling.group_at(turn)) is not None:
-            fields["group"] = group
+        if isinstance(sampling, CyclicSampling):
+            fields["group"] = sampling.group_at(turn)
         units = self._units_of_round(participants)
         if units is not None:
             self.require_participations_left(units, self.plan.cap_share(noise_multiplier))
@@ -260,7 +262,7 @@ class TrainingState:
     def _units_of_round(self, participants: Sequence[str | int] | None) -> list[str] | None:
         """Return the units that a round names, sorted; None: it names none."""
         sampling = self.plan.sampling
-        if sampling.buffered:
+        if isinstance(sampling, BufferedSampling):
             if participants is not None:
                 raise ValueError(
                     "who fills a buffer is not known when its round is reserved: name units when "
@@ -270,11 +272,11 @@ class TrainingState:
         if participants is None:
             if sampling.cap is not None:
                 raise ValueError("under a participation cap every round has to name participants")
-            if sampling.least_separation > 1 and not sampling.takes_turns:
+            if sampling.least_separation > 1 and not isinstance(sampling, CyclicSampling):
                 raise ValueError("under a separation every round has to name its participants")
             return None
         # Each unit of a group is charged for its turn.
-        if sampling.takes_turns or not sampling.visible:
+        if isinstance(sampling, CyclicSampling) or not sampling.visible:
             raise ValueError(
                 "the participants of a secret sample are secret: the plan's amplification rests "
                 "on it, so they are not recorded"
@@ -315,7 +317,7 @@ class TrainingState:
         Raises:
             ValueError: There is none, or the plan has no buffer.
         """
-        if not self.plan.sampling.buffered:
+        if not isinstance(self.plan.sampling, BufferedSampling):
             raise ValueError(
                 f"only for a buffer units are asked one by one, and the plan has "
                 f"{self.plan.sampling}"
@@ -377,7 +379,7 @@ class TrainingState:
 
     def _add_groups(self, groups: dict[str, int]) -> None:
         sampling = self.plan.sampling
-        if sampling.num_groups == 1:
+        if not isinstance(sampling, GroupedSampling):
             raise ValueError("it assigns groups, and the plan has none")
         for unit, group in groups.items():
             if unit in self.group_of:

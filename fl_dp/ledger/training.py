@@ -32,6 +32,7 @@ from fl_dp.accounting import (
     PrivacyEvent,
 )
 from fl_dp.accounting.events import event_from_dict, event_to_dict
+from fl_dp.accounting.grouped_sampling import GroupedSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.plan.ceiling import Neighbours
@@ -326,7 +327,7 @@ class PrivacyLedger(SpentLedger):
                 more than `most` units.
         """
         sampling, names = self.plan.sampling, sorted(units)
-        if sampling.num_groups == 1:
+        if not isinstance(sampling, GroupedSampling):
             raise ValueError(
                 f"groups are assigned where there are any, and the plan has {sampling}"
             )

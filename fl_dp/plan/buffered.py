@@ -29,6 +29,15 @@ class BufferedPlan(ServerNoisePlan):
 
     sampling: BufferedSampling
 
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """The time at which a client answers."""
+        return (
+            "when an answer arrives, and so which release it enters: that was taken not to depend "
+            "on data. The server's operator sees it, and whoever watches the network may; pad "
+            "training to a fixed time where it tells how many records a client has",
+        )
+
     def check(self) -> None:
         """Refuse a cap at which clients can't fill the buffers."""
         self.sampling.require_filled(self.num_clients, self.rounds)

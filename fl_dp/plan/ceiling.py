@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
-from fl_dp.accounting import NeighboringRelation, freeze
+from fl_dp.accounting import NeighboringRelation, OwnRatesSampling, freeze
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
@@ -78,8 +78,10 @@ def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> fl
         return implied
     law = counted.sampling
     history = freeze(Counter(dict(largest_history(plan))) | Counter(dict(spent)))
-    histories = [law.history_for(number, history) for number in range(len(law.own_groups))]
-    return min(implied, max(map(counted.tight_epsilon, histories or [history])))
+    histories = [history]
+    if isinstance(law, OwnRatesSampling):
+        histories = [law.history_for(number, history) for number in range(law.num_groups)]
+    return min(implied, max(map(counted.tight_epsilon, histories)))
 
 
 @lru_cache(maxsize=64)
@@ -92,7 +94,7 @@ def joint_ceiling(plans: tuple[Plan, ...], neighbours: Neighbours) -> float:
         Infinity where no bound is known.
     """
     relations = {_relation_of(plan, neighbours) for plan in plans}
-    if None in relations or any(plan.sampling.own_groups for plan in plans):
+    if None in relations or any(isinstance(plan.sampling, OwnRatesSampling) for plan in plans):
         return math.inf
     replaced = all(plan.neighboring_relation is NeighboringRelation.REPLACE_ONE for plan in plans)
     if replaced and NeighboringRelation.ZERO_OUT in relations:
@@ -132,7 +134,7 @@ def largest_history(plan: Plan) -> FrozenHistory:
     Repetitions are those of the round with the least noise. Groups with budgets of their own have
     calibrated noise, which leaves no room for any.
     """
-    if not plan.rounds or plan.sampling.own_groups:
+    if not plan.rounds or isinstance(plan.sampling, OwnRatesSampling):
         return plan.history
     event = plan.charged_event(plan.event_at(plan.noise_multiplier))
     further = affordable_rounds(

@@ -94,7 +94,7 @@ class CentralPlan(ServerNoisePlan):
             )
         if not self.coins_at_nodes:
             return
-        if law.coin_rate is None:
+        if not isinstance(law, PoissonSampling):
             raise IncompatibleOptions(
                 f"nodes that flip the coins themselves draw Poisson samples, not {law}: leave "
                 "coins_at_nodes out, or take a Poisson sample",

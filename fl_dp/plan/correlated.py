@@ -51,7 +51,7 @@ class CorrelatedPlan(ServerNoisePlan):
     @property
     def roster_can_grow(self) -> bool:
         """False where groups take turns: they are dealt out of the declared clients."""
-        return not self.sampling.takes_turns
+        return not isinstance(self.sampling, CyclicSampling)
 
     @property
     def release(self) -> Release:

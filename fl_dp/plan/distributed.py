@@ -45,7 +45,7 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
             "a server that lies chooses the cohorts, so a secure sum charges every round to "
             "everybody"
         )
-        if self.sampling.coin_rate is not None:
+        if isinstance(self.sampling, PoissonSampling):
             return
         if self.sampling.least_separation > 1:
             raise IncompatibleOptions(

@@ -20,6 +20,7 @@ from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
 
+from .hosting import Hosting
 from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
@@ -228,7 +229,7 @@ class DistributedNoise:
         return self._words.fit(bundle, size)
 
     def shared_statistic(
-        self, mechanism: GaussianMechanism, size: int, *, units_per_node: int
+        self, mechanism: GaussianMechanism, size: int, hosting: Hosting
     ) -> SharedBundle:
         """Return a statistic's sum on the integers of a secure sum.
 
@@ -244,9 +245,9 @@ class DistributedNoise:
         )
         words = replace(
             self._words,
-            units_in_sum=units_per_node,
+            units_in_sum=hosting.distinct_units,
             bits=MOST_BITS,
-            element_cap=float(units_per_node),
+            element_cap=float(hosting.distinct_units),
         )
         return words.fit(bundle, size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from fl_dp.accounting import Sampling
+from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.option_errors import OptionError
 
 
@@ -60,7 +60,7 @@ class Hosting:
         return "record" if self.of_records else "client"
 
     @property
-    def distinct_units_per_node(self) -> int:
+    def distinct_units(self) -> int:
         """Most units of one node that the server distinguishes: 1 where they are records."""
         return 1 if self.of_records else self.units_per_node
 
@@ -73,7 +73,7 @@ class Hosting:
 
         Only a sum's range depends on it: a larger sum is cut.
         """
-        if not self.coins_at_nodes or sampling.coin_rate is None:
+        if not (self.coins_at_nodes and isinstance(sampling, PoissonSampling)):
             return self.units_per_node
         mean = sampling.expected_cohort(self.units_per_node)
         # Six deviations, and as many units where they are few (Bernstein's inequality).

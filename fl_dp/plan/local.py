@@ -117,5 +117,7 @@ class LocalPlan(NormClippedPlan):
     def calibrated(self) -> Self:
         """Return the plan with noise, and with each group's scale."""
         plan = super().calibrated()
-        law = self.sampling.with_scales(plan.noise_multiplier, self.multiplier_for)
-        return replace(plan, sampling=law)
+        law = self.sampling
+        if not isinstance(law, OwnRatesSampling):
+            return plan
+        return replace(plan, sampling=law.with_scales(plan.noise_multiplier, self.multiplier_for))

@@ -28,6 +28,7 @@ from fl_dp.accounting import (
     History,
     NeighboringRelation,
     NoiseSchedule,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
@@ -489,7 +490,7 @@ class Plan(Arguments, ABC):
         from fl_dp.accounting.filters import OwnBudgetsFilter
 
         law = self.sampling
-        if not law.own_groups:
+        if not isinstance(law, OwnRatesSampling):
             budget = replace(self.budget, epsilon=room * self.budget.epsilon)
             return self.gate(budget, self.history)
         gates = []
@@ -517,9 +518,11 @@ class Plan(Arguments, ABC):
         return bounds.plus(2.0 * self.slack)
 
     def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group with its own budget, at most that budget."""
+        """Return `epsilon` for each group with its own budget, at most that budget; else none."""
         releases = self.history if history is None else freeze(history)
         law = self.sampling
+        if not isinstance(law, OwnRatesSampling):
+            return ()
         bounds: list[EpsilonBounds] = []
         for number, group in enumerate(law.own_groups):
             bound = self.epsilon(law.history_for(number, releases))
@@ -584,7 +587,7 @@ class Plan(Arguments, ABC):
     def _check_own_groups(self) -> None:
         """Refuse a budget that is not the groups' largest, and other releases charged by group."""
         law = self.sampling
-        if not law.own_groups:
+        if not isinstance(law, OwnRatesSampling):
             return
         largest = law.own_groups[-1].budget
         if self.budget.epsilon != largest:

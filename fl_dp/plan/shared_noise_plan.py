@@ -74,7 +74,7 @@ class SharedNoisePlan(Plan):
         terms, sampling = self.secure_sum, self.sampling
         if self.is_draft:
             terms = terms.with_most_bits()  # how many are enough depends on the multiplier
-        chosen = sampling.coin_rate is None
+        chosen = not isinstance(sampling, PoissonSampling)
         if not (chosen and terms.roster and terms.colluding is None):
             return terms
         # A server that lies chooses the cohort, and all colluding nodes may be in it.

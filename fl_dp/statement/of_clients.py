@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fl_dp.accounting import PrivacyEvent, freeze
+from fl_dp.accounting import OwnRatesSampling, PrivacyEvent, freeze
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
@@ -78,7 +78,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         num_clients=plan.num_units,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
-        not_covered=(*not_covered, *plan.sampling.not_covered),
+        not_covered=tuple(not_covered),
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
@@ -164,9 +164,11 @@ def _account(ledger: SpentLedger) -> AccountClaims:
 
 def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
     """Return the promise to each group with its own budget; None without such groups."""
-    groups = zip(ledger.plan.sampling.own_groups, ledger.own_promises(), strict=True)
+    law = ledger.plan.sampling
+    if not isinstance(law, OwnRatesSampling):
+        return None
     promises: list[OwnPromise] = []
-    for group, bounds in groups:
+    for group, bounds in zip(law.own_groups, ledger.own_promises(), strict=True):
         promise = OwnPromise(
             budget=group.budget,
             share=group.share,

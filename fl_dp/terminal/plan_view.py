@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fl_dp.accounting import EpsilonBounds
+from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
@@ -74,7 +74,9 @@ class PlanView:
     @property
     def own_budgets(self) -> list[dict[str, float]]:
         """Budget, share, rate, noise and epsilon of each group with its own budget."""
-        plan = self.plan
+        plan, law = self.plan, self.plan.sampling
+        if not isinstance(law, OwnRatesSampling):
+            return []
         return [
             {
                 "budget": group.budget,
@@ -83,7 +85,7 @@ class PlanView:
                 "noise_multiplier": plan.noise_multiplier / group.scale,
                 "epsilon": spent.best,
             }
-            for group, spent in zip(plan.sampling.own_groups, plan.own_epsilons(), strict=True)
+            for group, spent in zip(law.own_groups, plan.own_epsilons(), strict=True)
         ]
 
     @property

@@ -22,6 +22,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.accounting import PoissonSampling
 from fl_dp.codec import encode_text
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
@@ -29,6 +30,7 @@ from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
+from fl_dp.updates.compression import update_in
 
 from ..message_exchange import Ask
 from ..selection import Observation
@@ -159,6 +161,10 @@ class Mode(ABC):
         measured = numbers_of(content)
         return [m.name for m in bundle.metrics if len(measured.get(m.name, (0.0,))) != 1]
 
+    def update_in(self, content: RecordDict) -> ArrayRecord | NDArray[np.float64]:
+        """One unit's update in a reply. See `fl_dp.updates.compression.update_in`."""
+        return update_in(content, self.instruction.compression, self.layout.size)
+
     @property
     def reads_models(self) -> bool:
         """Whether replies are models in the model's own dtypes, neither encoded nor summed."""
@@ -175,7 +181,10 @@ def coin_rate(plan: Plan) -> float | None:
 
     It is the charged rate: the expected cohort over the roster can be larger in its last digit.
     """
-    return plan.sampling.coin_rate if plan.hosting.coins_at_nodes else None
+    law = plan.sampling
+    if plan.hosting.coins_at_nodes and isinstance(law, PoissonSampling):
+        return law.sampling_rate
+    return None
 
 
 # Numbers that clients report: no content of a reply may raise an exception.

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fl_dp.plan import Plan
 from fl_dp.protocol.message_keys import UTILITY_METRIC
-from fl_dp.updates.compression import update_in
 
 from ..selection import Observation
 from ..unit_roster import Unit
@@ -47,7 +46,7 @@ class BufferedMode(CentralMode):
             RefusedUpdate: If it is no update of this model; then nothing was added.
         """
         measured = numbers_of(content)
-        sent = update_in(content, self.instruction.compression, self.layout.size)
+        sent = self.update_in(content)
         if not isinstance(sent, np.ndarray):
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite adds nothing
                 sent = self.layout.flatten(sent) - origin

@@ -14,7 +14,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, only_array_record
-from fl_dp.updates.compression import sum_bytes, update_in
+from fl_dp.updates.compression import sum_bytes
 
 from ..message_exchange import Ask
 from ..selection import Observation
@@ -106,7 +106,7 @@ class CentralMode(PlannedMode[Plan]):
                 observed(unit, server_round, math.nan, report)
                 for unit, report in zip(units, reports, strict=False)
             ]
-        unit = update_in(content, self.instruction.compression, self.layout.size)
+        unit = self.update_in(content)
         norm = self._sums.add(unit, {name: one_of(measured, name) for name in measured})
         return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
 

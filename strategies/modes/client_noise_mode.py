@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flwr.app import RecordDict
 
+from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.plan import LocalPlan
@@ -16,7 +17,6 @@ from fl_dp.protocol.introduction import Ability
 from fl_dp.protocol.message_keys import NOISED_KEY
 from fl_dp.updates import Compression, RefusedUpdate
 from fl_dp.updates.clipped_sum import PlainSum
-from fl_dp.updates.compression import update_in
 
 from ..message_exchange import Ask
 from ..selection import Observation
@@ -46,7 +46,8 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
             )
             return replace(instruction, client_noise=noise)
 
-        self._groups = plan.sampling.own_groups
+        law = plan.sampling
+        self._groups = law.own_groups if isinstance(law, OwnRatesSampling) else ()
         self._instructions = [of_group(group) for group in range(len(self._groups) or 1)]
         self.instruction = self._instructions[0]
         # No grid: what arrives needs no exact sum.
@@ -59,12 +60,10 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
         return super().needs(plan) | {Ability.NOISE}
 
     @classmethod
-    def rehearsal_instruction(
-        cls, plan: LocalPlan, compression: Compression | None
-    ) -> RoundInstruction:
+    def rehearsal_instruction(cls, plan: LocalPlan, asked: RoundInstruction) -> RoundInstruction:
         """Noise that clients are to add."""
         # The first group's noise, with the largest budget: no node knows its group yet.
-        noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
+        noise = client_noise_of(plan, plan.noise_multipliers[0], asked.compression, group=0)
         if noise.epsilon is not None:
             noise = replace(noise, epsilon=plan.budget.epsilon)
         return RoundInstruction(server_round=1, client_noise=noise)
@@ -84,7 +83,7 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
                 "it does not say that it has the noise of this round: a client app is "
                 "numpy_client_app(...) or noised_client_app()"
             )
-        update = update_in(content, self.instruction.compression, self.layout.size)
+        update = self.update_in(content)
         weight = self._groups[group].weight if self._groups else 1.0
         norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
@@ -111,10 +110,11 @@ def client_noise_of(
     `group` is used only if groups have budgets of their own.
     """
     budget = budget_for_nodes(plan)
-    if groups := plan.sampling.own_groups:
-        noise_multiplier /= groups[group].scale
+    if isinstance(plan.sampling, OwnRatesSampling):
+        own = plan.sampling.own_groups[group]
+        noise_multiplier /= own.scale
         if budget is not None:
-            budget = replace(budget, epsilon=groups[group].budget)
+            budget = replace(budget, epsilon=own.budget)
     epsilon = delta = None
     if budget is not None:
         epsilon, delta = budget.epsilon, budget.delta

@@ -17,7 +17,7 @@ from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
 from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.introduction import Ability
-from fl_dp.updates import Compression, VectorLayout
+from fl_dp.updates import VectorLayout
 
 from ..secure import SecureSums
 from ..unit_roster import Unit
@@ -93,8 +93,9 @@ class PlannedMode(Mode, Generic[_Plan]):
         return needs
 
     @classmethod
-    def rehearsal_instruction(
-        cls, plan: _Plan, compression: Compression | None
-    ) -> RoundInstruction | None:
-        """The instruction that owners may refuse at the rehearsal, if any."""
+    def rehearsal_instruction(cls, plan: _Plan, asked: RoundInstruction) -> RoundInstruction | None:
+        """The instruction that owners may refuse at the rehearsal, if any.
+
+        `asked` is what the strategy asks of every client in any mode.
+        """
         return None

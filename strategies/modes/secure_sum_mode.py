@@ -15,7 +15,6 @@ from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
-from fl_dp.updates import Compression
 
 from ..message_exchange import Ask
 from ..secure import OneSum, Summed
@@ -71,7 +70,7 @@ class SecureSumMode(PlannedMode[SharedNoisePlan]):
 
     @classmethod
     def rehearsal_instruction(
-        cls, plan: SharedNoisePlan, compression: Compression | None
+        cls, plan: SharedNoisePlan, asked: RoundInstruction
     ) -> RoundInstruction:
         """Content of sums and their price."""
         return RoundInstruction(

@@ -14,7 +14,6 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.message_keys import UTILITY_METRIC
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.clipped_sum import PlainSum
-from fl_dp.updates.compression import update_in
 
 from ..message_exchange import Ask
 from ..selection import Observation
@@ -46,7 +45,7 @@ class UnprotectedMode(Mode):
         """Add one reply. See `Mode.fold`."""
         measured = numbers_of(content)
         weight = one_of(measured, self._weighted_by, missing=1.0)
-        unit = update_in(content, self.instruction.compression, self.layout.size)
+        unit = self.update_in(content)
         norm = self._total.add(unit, weight=weight)
         if math.isfinite(norm):
             self._weight += weight

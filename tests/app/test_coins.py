@@ -34,7 +34,7 @@ from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays
-from fl_dp.plan import Plan
+from fl_dp.plan import BufferedPlan, Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.message_keys import COINS_SEED_KEY, INSTRUCTION_KEY
 from fl_dp.strategies import DPFedAvg, DPFedBuff
@@ -108,7 +108,7 @@ def round_of(plan: Plan, folder: Path, *, missing: int | None) -> Updates:
             )
         )
         answer = answer_with_app(app, NODES)
-    strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
+    strategy_class = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)

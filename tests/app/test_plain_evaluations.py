@@ -54,7 +54,7 @@ from fl_dp.statistics import (
     ScoreHistograms,
     choose_noise,
 )
-from fl_dp.strategies import DPFedAvg, ask_federation, evaluate_federation
+from fl_dp.strategies import AskOptions, DPFedAvg, ask_federation, evaluate_federation
 
 N = 40
 DIGITS = "61803398"  # of a number that only one client knows
@@ -116,8 +116,8 @@ def evaluated(
     """One evaluation alone; the ledger is closed after it."""
     plan = paying_for(choice, 1) if plan is None else plan
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
-        options: dict[str, Any] = {"arrays": MODEL, "timeout": 60.0} | more
-        return evaluate_federation(grid, ledger, "last model", choice, **options)
+        options = AskOptions(**{"timeout": 60.0} | more)
+        return evaluate_federation(grid, ledger, "last model", choice, options, arrays=MODEL)
 
 
 def counted(folder: Path, grid: LocalGrid, choice: NoiseChoice) -> PrivateAnswer:

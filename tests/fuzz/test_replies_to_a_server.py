@@ -18,6 +18,7 @@ from trainings import able, plan_of
 from fl_dp import PrivacyLedger
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
+from fl_dp.plan import BufferedPlan
 from fl_dp.protocol.introduction import Ability
 from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.strategies import DPFedAvg, DPFedBuff
@@ -64,7 +65,7 @@ def test_hostile_replies_end_no_training_and_move_it_by_their_own_share(
     answer = able(Ability.WEIGHTS)(lambda message, place: answered(message, place, rng))
     grid = LocalGrid(answer, N)
     with fresh_path() as path, PrivacyLedger.open(path, plan) as ledger:
-        made = DPFedBuff if plan.sampling.buffered else DPFedAvg
+        made = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
         weights: dict[str, Any] = {"weight_cap": 1.0} if name == "weighted" else {}
         made(plan=plan, ledger=ledger, **weights).start(
             grid,

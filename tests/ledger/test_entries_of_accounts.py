@@ -15,7 +15,12 @@ from kind_trainings import PLANS
 from rich.console import Console
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import NeighboringRelation, NoiseSchedule, PrivacyBudgetExhausted
+from fl_dp.accounting import (
+    NeighboringRelation,
+    NoiseSchedule,
+    OwnRatesSampling,
+    PrivacyBudgetExhausted,
+)
 from fl_dp.commands.shown_ledger import show_ledger
 from fl_dp.ledger import (
     AccountLedger,
@@ -209,7 +214,7 @@ def test_plans_of_different_neighbours_are_not_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", sorted(PLANS))
 def test_of_any_kind_one_plan_is_joined_at_its_own_ceiling(kind: str) -> None:
     plan = PLANS[kind]().calibrated()
-    if plan.sampling.own_groups:
+    if isinstance(plan.sampling, OwnRatesSampling):
         return  # they are entered by themselves
     neighbours = Neighbours.of(plan)
     joint = joint_ceiling((plan,), neighbours)

@@ -51,7 +51,7 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
-from fl_dp.plan import Banded, SecureSum, SharedNoisePlan
+from fl_dp.plan import Banded, BufferedPlan, SecureSum, SharedNoisePlan
 from fl_dp.strategies import (
     DPFedAvg,
     DPFedBuff,
@@ -221,7 +221,7 @@ def run(plan: Plan, of_strategy: Options, folder: Path) -> tuple[Ran, PrivacyLed
     """Train; None if the strategy is refused."""
     ran = Ran(plan)
 
-    kind = DPFedBuff if plan.sampling.buffered else DPFedAvg
+    kind = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
 
     class WatchedLoop(kind.loop_class):  # type: ignore[misc,name-defined]  # either
         def make_mode(self, *arguments: Any) -> Any:
@@ -352,7 +352,7 @@ def check(name: str, ran: Ran, ledger: PrivacyLedger) -> None:
     assert spent <= plan.budget.epsilon, name
     charged = Counter(dict(ledger.history)) - Counter(dict(plan.other_releases))
     assert charged.total() == min(participations(plan), rounds), name
-    if plan.hosting.distinct_units_per_node == 1:
+    if plan.hosting.distinct_units == 1:
         assert max(ran.asked.values(), default=0) <= charged.total(), name
     if isinstance(ran.modes[0], ClientNoiseMode | CentralMode) and plan.schedule.name == "constant":
         assert all(getattr(each, "noise_multiplier", MULTIPLIER) == MULTIPLIER for each in charged)

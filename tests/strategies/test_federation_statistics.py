@@ -18,7 +18,7 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from trainings import able
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, freeze
+from fl_dp.accounting import PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.protocol.introduction import Ability
@@ -34,7 +34,7 @@ from fl_dp.statistics import (
     Sum,
     choose_noise,
 )
-from fl_dp.strategies import RosterIncomplete, ask_federation, evaluate_federation
+from fl_dp.strategies import AskOptions, RosterIncomplete, ask_federation, evaluate_federation
 
 N = 40
 SURE = 200.0  # an epsilon whose noise is far below every tolerance here
@@ -44,15 +44,15 @@ def sure(query: Query) -> NoiseChoice:
     return choose_noise(query, epsilon=SURE, delta=1e-6)
 
 
-def plan_of(*choices: NoiseChoice) -> Plan:
+def plan_of(*choices: NoiseChoice, units: int = 1) -> Plan:
     releases = freeze([(event, 1) for choice in choices for event in choice.events])
-    return trainings.plan_of(N, noise_multiplier=1.0, other_releases=releases)
+    return trainings.plan_of(N, noise_multiplier=1.0, other_releases=releases, units_per_node=units)
 
 
 @pytest.fixture
 def open_ledger(open_ledger: Callable[[Plan], PrivacyLedger]) -> Any:
     """Open a ledger that has put aside what these choices cost."""
-    return lambda *choices: open_ledger(plan_of(*choices))
+    return lambda *choices, **options: open_ledger(plan_of(*choices, **options))
 
 
 def ages(context: Any, unit: int, config: dict[str, Any], name: str) -> list[float]:
@@ -90,7 +90,8 @@ TWO = sure(Sum(lows=(0.0, 0.0), highs=(1.0, 1.0)))
 
 
 def total_of(grid: LocalGrid, ledger: PrivacyLedger, choice: NoiseChoice, **more: Any) -> Any:
-    return ask_federation(grid, ledger, "sum", choice, values="age", **{"timeout": 60.0} | more)
+    options = AskOptions(**{"timeout": 60.0} | more)
+    return ask_federation(grid, ledger, "sum", choice, options, values="age")
 
 
 # --- What it answers ------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ def test_an_auc_of_the_clients_records_is_charged_and_comes_with_its_error(
         ledger,
         "last model",
         choice,
+        AskOptions(timeout=60.0),
         arrays=ArrayRecord({"w": Array(np.array([better]))}),
-        timeout=60.0,
     )
     assert answer["auc"].value == pytest.approx(auc, abs=0.1)
     assert 0.0 <= answer["auc"].error < 0.1
@@ -175,9 +176,8 @@ def test_the_query_its_values_and_the_config_travel(open_ledger: Any) -> None:
         open_ledger(SUM),
         "sum",
         SUM,
+        AskOptions(config=ConfigRecord({"season": "winter"}), timeout=7.0),
         values="height",
-        config=ConfigRecord({"season": "winter"}),
-        timeout=7.0,
     )
     assert asked == [("height", "winter")] * N
     assert {message.metadata.message_type for message in grid.sent} == {"query.fl_dp_statistic"}
@@ -187,9 +187,7 @@ def test_the_query_its_values_and_the_config_travel(open_ledger: Any) -> None:
 def test_several_units_a_node_answer_one_by_one(open_ledger: Any) -> None:
     choice = sure(Mean(lows=(0.0,), highs=(100.0,)))
     grid = answering(num_nodes=N // 2, units=2)
-    answer = ask_federation(
-        grid, open_ledger(choice), "ages", choice, values="age", units_per_node=2
-    )
+    answer = ask_federation(grid, open_ledger(choice, units=2), "ages", choice, values="age")
     assert answer["mean"].value[0] == pytest.approx(49.5, abs=1.0)
 
 
@@ -253,29 +251,13 @@ def test_before_all_clients_are_connected_nothing_is_charged(open_ledger: Any) -
 def test_more_units_than_can_be_summed_exactly_are_refused_before_the_charge(
     open_ledger: Any,
 ) -> None:
-    ledger = open_ledger(SUM)
+    exact = GaussianMechanism(noise_multiplier=1e-6, clipping_norm=1.0)
+    choice = NoiseChoice(query=SUM.query, mechanisms=(exact,))
+    ledger = open_ledger(choice)
     grid = saying(lambda _: [1.0])
     with pytest.raises(ValueError, match="units can be summed exactly"):
-        total_of(grid, ledger, SUM, units_per_node=2**53)
-    with pytest.raises(ValueError, match="units_per_node must be at least 1"):
-        total_of(grid, ledger, SUM, units_per_node=0)
+        total_of(grid, ledger, choice)
     assert ledger.other_releases_spent == 0
-    assert not grid.sent
-
-
-def test_nodes_of_several_units_are_not_asked_under_add_or_remove_one(tmp_path: Path) -> None:
-    """A node's first units are asked: leaving one out moves the next one in."""
-    plan = trainings.plan_of(
-        N,
-        noise_multiplier=1.0,
-        other_releases=freeze([(event, 1) for event in SUM.events]),
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
-    grid = saying(lambda _: [1.0])
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        with pytest.raises(ValueError, match="leaving one out moves the next"):
-            total_of(grid, ledger, SUM, units_per_node=2)
-        assert ledger.other_releases_spent == 0
     assert not grid.sent
 
 
@@ -332,18 +314,19 @@ def test_vectors_of_another_length_count_as_zero(
     np.testing.assert_allclose(answer.value, [15.0, 7.5], atol=0.5)
 
 
-@pytest.mark.parametrize("units_per_node", [1, 2])
-def test_a_node_that_claims_more_units_than_it_may_is_cut(
-    open_ledger: Any, units_per_node: int
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_node_that_claims_more_units_than_the_plan_says_is_cut(
+    open_ledger: Any, units: int
 ) -> None:
-    grid = saying(lambda partition: [1.0] * (10_000 if partition == 0 else units_per_node))
-    answer = total_of(grid, open_ledger(SUM), SUM, units_per_node=units_per_node)
-    assert answer.value[0] == pytest.approx(N * units_per_node, abs=0.1)
+    grid = saying(lambda node: [1.0] * (10_000 if node == 0 else units), num_nodes=N // units)
+    answer = total_of(grid, open_ledger(SUM, units=units), SUM)
+    assert answer.value[0] == pytest.approx(N, abs=0.1)
 
 
 def test_units_are_bounded_one_by_one_on_a_node(open_ledger: Any) -> None:
-    grid = saying(lambda partition: [1e9, 0.0, 0.5, -1e9] if partition == 0 else [0.0] * 4)
-    answer = total_of(grid, open_ledger(SUM), SUM, units_per_node=4)
+    node = [1e9, 0.0, 0.5, -1e9]
+    grid = saying(lambda partition: node if partition == 0 else [0.0] * 4, num_nodes=N // 4)
+    answer = total_of(grid, open_ledger(SUM, units=4), SUM)
     assert answer.value[0] == pytest.approx(0.5, abs=0.1)
 
 

@@ -14,6 +14,7 @@ from trainings import budgeted, plan_of, record
 
 from fl_dp import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan.hosting import Hosting
 from fl_dp.strategies import DPFedAvg, RosterIncomplete, RosterTooLarge, wait_for_roster
 
 INITIAL = record(w=np.zeros(1))
@@ -109,8 +110,9 @@ def test_a_node_that_is_gone_makes_room_for_another() -> None:
 
 @pytest.mark.parametrize(("count", "kind"), [(2, RosterIncomplete), (4, RosterTooLarge)])
 def test_a_roster_of_units_is_counted_in_nodes_and_told_in_units(count: int, kind: Any) -> None:
+    eight = Hosting(units_per_node=8)
     with pytest.raises(kind) as refused:
-        wait_for_roster(nodes(count), 20, timeout=0.1, units_per_node=8, roster_may_grow=False)
+        wait_for_roster(nodes(count), 20, timeout=0.1, hosting=eight, roster_may_grow=False)
     assert "20 clients, up to 8 on each of 3 nodes" in str(refused.value)
     assert f"num_clients={8 * count}" in str(refused.value)
-    assert len(wait_for_roster(nodes(3), 20, timeout=0.1, units_per_node=8)) == 3
+    assert len(wait_for_roster(nodes(3), 20, timeout=0.1, hosting=eight)) == 3

@@ -38,6 +38,7 @@ from fl_dp.statistics import (
 )
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.strategies import (
+    AskOptions,
     DPFedAvg,
     RosterTooLarge,
     ask_federation,
@@ -107,8 +108,8 @@ def asked(
 ) -> Answer:
     with PrivacyLedger.open(folder / "server.db", plan or plan_of(choice)) as ledger:
         grid = LocalGrid(nodes, len(nodes.updates))
-        given: dict[str, Any] = {"values": VALUES, "timeout": 5.0, "roster_timeout": 0.5} | options
-        return ask_federation(grid, ledger, "it", choice, **given)
+        given = AskOptions(timeout=5.0, roster_timeout=0.5, **options)
+        return ask_federation(grid, ledger, "it", choice, given, values=VALUES)
 
 
 def spent(folder: Path) -> tuple[int, int]:
@@ -147,7 +148,7 @@ def test_every_kind_of_query_is_answered(
 def test_several_units_a_node_are_summed_on_it(tmp_path: Path) -> None:
     choice = chosen(Count())
     nodes = federation(tmp_path, [[1.0]] * NODES, units=3)
-    answer = asked(tmp_path, nodes, choice, plan_of(choice, units=3), units_per_node=3)
+    answer = asked(tmp_path, nodes, choice, plan_of(choice, units=3))
     assert float(answer.value) == pytest.approx(3 * NODES, abs=0.4)
 
 
@@ -161,7 +162,7 @@ def test_metrics_of_a_model_are_means_over_units(tmp_path: Path) -> None:
     with PrivacyLedger.open(tmp_path / "server.db", plan_of(choice, units=2)) as ledger:
         grid = LocalGrid(nodes, NODES)
         answer = evaluate_federation(
-            grid, ledger, "model", choice, arrays=MODEL, units_per_node=2, timeout=5.0
+            grid, ledger, "model", choice, AskOptions(timeout=5.0), arrays=MODEL
         )
     assert float(answer["loss"].value) == pytest.approx((0 + 1 + 3 + 4) / 4, abs=0.2)
     assert float(answer["accuracy"].value) == pytest.approx(0.55, abs=0.05)
@@ -271,7 +272,7 @@ def test_nodes_have_room_for_a_training_and_its_statistics(tmp_path: Path, first
             DPFedAvg(plan=plan, ledger=ledger).start(grid, MODEL, num_rounds=rounds, timeout=5.0)
 
         def ask() -> None:
-            ask_federation(grid, ledger, "it", choice, values=VALUES, timeout=5.0)
+            ask_federation(grid, ledger, "it", choice, AskOptions(timeout=5.0), values=VALUES)
 
         for step in (ask, train) if first == "statistic" else (train, ask):
             step()
@@ -339,7 +340,6 @@ OF_RECORDS: dict[str, Any] = {"nodes": NODES, "unit": "record", "coins_at_nodes"
             "the query's own sensitivity",
         ),
         (ONE, {}, NODES, {"rng": SecureRandom()}, "leave rng out"),
-        (ONE, {}, NODES, {"units_per_node": 2}, "units_per_node=1"),
         (ONE, {}, NODES + 1, {}, r"6 nodes .* is for 5"),
         (chosen(Count(), 5.0), CLIENTS_NOISE, NODES, {}, "trust no server"),
         (ONE, OF_RECORDS, NODES, {}, "twice what a statistic is charged"),

@@ -23,6 +23,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.clients import numpy_client_app, trained_names
 from fl_dp.model_arrays import get_arrays
 from fl_dp.option_errors import OptionError
+from fl_dp.plan import BufferedPlan
 from fl_dp.strategies import DPFedAvg, DPFedBuff
 
 KINDS = [kind for kind in PLANS if kind != "distributed_records"]
@@ -55,7 +56,7 @@ def released(kind: str, folder: Path, trained: tuple[str, ...] | None) -> ArrayR
     answer: Any = answer_with_app(numpy_client_app(lambda context: Adds()), NODES)
     if plan.masked:
         answer = SecureNodes(folder, [[update]] * NODES)
-    strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
+    strategy_class = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         strategy = strategy_class(plan=plan, ledger=ledger)
         result = strategy.start(LocalGrid(answer, NODES), model(), timeout=30.0)

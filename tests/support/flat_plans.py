@@ -7,7 +7,8 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from fl_dp.accounting import PoissonSampling, PrivacyBudget, Sampling, freeze
+from fl_dp.accounting import OwnRatesSampling, PoissonSampling, PrivacyBudget, Sampling, freeze
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import (
@@ -82,6 +83,8 @@ def _kind_of(given: dict[str, Any], sampling: Sampling) -> type[Plan]:
         return LocalPlan
     if "correlation" in given:
         return CorrelatedPlan
-    if sampling.buffered:
+    if isinstance(sampling, BufferedSampling):
         return BufferedPlan
-    return GroupedPlan if sampling.own_groups else CentralPlan
+    if isinstance(sampling, OwnRatesSampling):
+        return GroupedPlan
+    return CentralPlan

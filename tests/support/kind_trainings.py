@@ -106,7 +106,7 @@ def model_of(plan: Plan) -> ArrayRecord:
 def stated(draft: Plan, folder: Path) -> str:
     """Calibrate a plan, train all its rounds, and return the statement."""
     plan = draft.calibrated()
-    strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
+    strategy_class = DPFedBuff if isinstance(plan, BufferedPlan) else DPFedAvg
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         strategy = strategy_class(plan=plan, ledger=ledger)
         grid = LocalGrid(answer_of(plan, folder), NODES)

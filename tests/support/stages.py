@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.app.checkpoints import load_checkpoint, save_checkpoint
-from fl_dp.plan import plan_from_dict
+from fl_dp.plan import BufferedPlan, plan_from_dict
 from fl_dp.strategies import BufferedLoop, Checkpoint, DPFedAvg, DPFedBuff, PrivateLoop
 
 STAGES = (
@@ -139,7 +139,7 @@ def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> No
 
     plan = place.plan()
     with PrivacyLedger.open(place.ledger, plan) as ledger:
-        staged = StagedFedBuff if plan.sampling.buffered else StagedFedAvg
+        staged = StagedFedBuff if isinstance(plan, BufferedPlan) else StagedFedAvg
         strategy = staged(plan=plan, ledger=ledger, after_round=save, roster_timeout=90.0)
         assert isinstance(strategy.loop, Staged)
         strategy.loop.place = place

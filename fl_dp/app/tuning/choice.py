@@ -18,7 +18,7 @@ from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
-from fl_dp.strategies import ask_federation
+from fl_dp.strategies import AskOptions, ask_federation
 
 from . import TRIAL_VALUES
 from .candidates import as_chosen, candidates_of
@@ -118,12 +118,13 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             ledger,
             CHOICE,
             ballot,
+            AskOptions(
+                rng=rng,
+                config=trials_config([one.for_clients() for one in candidates], rounds),
+                timeout=settings.round_timeout,
+                roster_timeout=settings.roster_timeout,
+            ),
             values=TRIAL_VALUES,
-            rng=rng,
-            config=trials_config([one.for_clients() for one in candidates], rounds),
-            units_per_node=ledger.plan.hosting.units_per_node,
-            timeout=settings.round_timeout,
-            roster_timeout=settings.roster_timeout,
         )
         winner, paid = int(answer.value), ledger.reservation_of(CHOICE)
         description = f"drawn among {len(candidates)} by a vote of the clients on their own data"

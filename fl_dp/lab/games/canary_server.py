@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from fl_dp.accounting import CyclicSampling, OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
@@ -62,6 +63,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def observed_run(loop: WatchedLoop, moved: NDArray[np.float64]) -> ObservedRun:
     """A run's observations, with its model's change, flat."""
+    law = loop.plan.sampling
     return ObservedRun(
         rounds=loop.observed,
         moved=moved,
@@ -70,7 +72,7 @@ def observed_run(loop: WatchedLoop, moved: NDArray[np.float64]) -> ObservedRun:
         coefficients=loop.plan.coefficients or (COEFFICIENT_ONE,),
         drawn=np.array(loop.asked, dtype=np.bool_),
         cohorts=np.array(loop.cohorts, dtype=np.int64),
-        budget_groups=loop.groups() if loop.plan.sampling.own_groups else None,
+        budget_groups=loop.groups() if isinstance(law, OwnRatesSampling) else None,
     )
 
 
@@ -121,7 +123,7 @@ class WatchedLoop(PrivateLoop):
         sampling = self.plan.sampling
         if sampling.visible:
             return PublicTurns(asked=np.stack(self.asked))
-        if not sampling.takes_turns:
+        if not isinstance(sampling, CyclicSampling):
             return None
         # A canary that was never drawn shows noise alone, in any turn: without one, the others
         # would seem to be drawn more often.
@@ -135,7 +137,7 @@ class WatchedLoop(PrivateLoop):
         # A node that was never drawn has not reported its canaries: they have no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
-            for number in range(self.plan.hosting.distinct_units_per_node):
+            for number in range(self.plan.hosting.distinct_units):
                 group = self._participations.group_of(Unit(node, number))
                 if group is not None and first + number < self.canary_run.count:
                     groups[first + number] = group

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.accounting import Sampling
+from fl_dp.accounting import CyclicSampling, OwnRatesSampling, PoissonSampling, Sampling
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import NoDistribution
 from fl_dp.accounting.trade_off import TradeOff, trade_off
@@ -292,7 +292,7 @@ def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
         except NoDistribution:
             return None
 
-    if not law.own_groups:
+    if not isinstance(law, OwnRatesSampling):
         rate = rate_of_coins(law)
         return [Claim(epsilon=quoted, sampling_rate=rate, curve=curve(history))]
     groups = zip(law.own_groups, plan.own_epsilons(history), strict=True)
@@ -312,22 +312,24 @@ def rate_of_coins(sampling: Sampling) -> float:
     """A client's probability of being drawn in an eligible round; 1 if that is visible."""
     if sampling.visible:
         return 1.0
-    assert sampling.coin_rate is not None  # as `require_auditable` has checked
-    return sampling.coin_rate
+    inside = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
+    assert isinstance(inside, PoissonSampling)  # as `require_auditable` has checked
+    return inside.sampling_rate
 
 
 def _coins(run: ObservedRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
     """The coins of a claim's canaries, one row per round or per turn of their group."""
     if run.budget_groups is not None:
         return run.drawn[:, run.budget_groups == claim.group]
-    if not sampling.takes_turns or run.turns is None or run.turns.groups is None:
+    turns = run.turns
+    if not isinstance(sampling, CyclicSampling) or turns is None or turns.groups is None:
         return run.drawn
     num_turns = len(run.rounds) // sampling.num_groups
     group_of_round = np.array([sampling.group_at(index) for index in run.indices])
     columns = []
     for group in range(sampling.num_groups):
         coins = run.drawn[group_of_round == group]
-        columns.append(coins[:num_turns, run.turns.groups == group])
+        columns.append(coins[:num_turns, turns.groups == group])
     return np.hstack(columns)
 
 

@@ -38,9 +38,11 @@ class EightTimesAsOften(LawSelection):
     """Draws the strict group at eight times its rate."""
 
     def select(self, draw: Draw) -> Any:
+        law = self.sampling
+        assert isinstance(law, OwnRatesSampling)
         first = np.array(draw.groups) == 0
         strict = [u for u, at in zip(draw.roster, first, strict=True) if at]
-        coins = draw.rng.bernoulli(8.0 * self.sampling.own_groups[0].sampling_rate, len(strict))
+        coins = draw.rng.bernoulli(8.0 * law.own_groups[0].sampling_rate, len(strict))
         others = [unit for unit in super().select(draw) if unit not in strict]
         return others + [u for u, heads in zip(strict, coins, strict=True) if heads]
 

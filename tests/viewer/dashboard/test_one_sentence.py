@@ -83,6 +83,20 @@ client.batch_size=0
 compression.up=zip
 compression.bits=99
 compression.fraction=0
+privacy=correlated privacy.separation=0
+privacy=distributed privacy.secure_sum.bits=3
+privacy=distributed privacy.secure_sum.degree=0
+privacy=distributed selection=fixed
+dp_sgd=on dp_sgd.delta=1
+dp_sgd=on dp_sgd.physical_batch_size=0
+privacy=buffered selection=buffered selection.staleness_power=-1
+selection=exponential selection.utility=speed
+selection=truncated_poisson selection.max_cohort=0
+schedule=linear schedule.levels=0
+server_optimizer=fedyogi server_optimizer.beta_2=-0.5
+server_optimizer=fedadagrad server_optimizer.tau=-1
+task.records_per_client=5 task.partition=shards -> task.records_per_client
+task.image_shape=[1,8,8] -> task.image_shape
 """
 
 
