@@ -21,11 +21,11 @@ from fl_dp.accounting import (
 )
 from fl_dp.codec import encode
 from fl_dp.files import private_folder, write_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
-from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.message_keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
@@ -101,7 +101,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
             "rows": [list(row) for row in rows_of(settings.statistic, choice.query, answer)],
         }
         write_text(folder.statistic, json.dumps(document, indent=2) + "\n", public=True)
-    logger.info("Spent %s; see %s", epsilon_at_delta(spent, plan.budget.delta), folder.path)
+    logger.info("Spent: %s; see %s", Guarantee.of(plan, spent), folder.path)
     return answer
 
 
@@ -187,6 +187,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
         "epsilon": plan.epsilon().best,
         "delta": plan.budget.delta,
         "unit": "one client with all its records",
+        "guarantee": Guarantee.of(plan, plan.epsilon().best).to_dict(),
         "neighboring_relation": str(plan.neighboring_relation),
         "noise": noise,
     }

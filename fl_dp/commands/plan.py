@@ -96,6 +96,7 @@ def plan(
             print_json(record_plan_json(record_plan) | {"rounds": settings.rounds} | noise_json)
         else:
             out.print(record_plan_table(record_plan))
+            _show_guarantee(record_plan, record_plan.epsilon().best)
             _show_noise(noises)
             _show_promise(promise_to_records(record_plan))
         return
@@ -117,12 +118,14 @@ def plan(
         print_json(view.to_dict() | {"budget": budget} | records | noise_json)
         return
     out.print(view.table())
+    _show_guarantee(view.plan, view.bounds.best)
     _show_promise(view.promise)
     over_rounds = view.rounds_table()
     if over_rounds is not None:
         out.print(over_rounds)
     if record_plan is not None:
         out.print(record_plan_table(record_plan))
+        _show_guarantee(record_plan, record_plan.epsilon().best)
         _show_promise(promise_to_records(record_plan))
     _show_noise(noises)
     if plot is not None:
@@ -145,6 +148,12 @@ def _noises_left(
 def _show_noise(noises: Sequence[NoiseLeft]) -> None:
     for noise in noises:
         out.print(noise.in_words, markup=False)
+
+
+def _show_guarantee(plan: Plan | RecordPlan, epsilon: float) -> None:
+    from fl_dp.guarantee import Guarantee
+
+    out.print(f"Promise: {Guarantee.of(plan, epsilon)}", soft_wrap=True, markup=False)
 
 
 def _show_promise(promise: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_dp.promise import epsilon_at_delta
+from fl_dp.guarantee import Guarantee
 
 from .console import (
     AsJson,
@@ -165,7 +165,4 @@ def _show(document: dict[str, Any], path: Path) -> None:
 
 def _cost(document: dict[str, Any]) -> str:
     trusted = "trusting the server" if document["mode"] == "central" else "by a secure sum"
-    return (
-        f"{epsilon_at_delta(document['epsilon'], document['delta'])}, for "
-        f"{document['unit']}, {trusted}"
-    )
+    return f"{Guarantee.read(document['guarantee'])}, for {document['unit']}, {trusted}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from fl_dp.promise import brief_epsilon, epsilon_at_delta
+from fl_dp.guarantee import Guarantee
+from fl_dp.promise import brief_epsilon
 
 from .console import (
     AsJson,
@@ -205,12 +206,11 @@ def _say(job: Job, console: Console) -> None:
     """Report the choice, its cost, and the command that trains with it again."""
     statement = job.folder.read_statement()
     chosen = job.folder.read_settings().tune.chosen
-    epsilon = min(statement["epsilon"].values())
     rest = " ".join(_without_choice(job.overrides))
     print_plainly(
         console,
         f"Chosen: {chosen}",
-        f"Choice and training together: {epsilon_at_delta(epsilon, statement['delta'])}, "
+        f"Choice and training together: {Guarantee.stated(statement)}, "
         f"in one ledger; {statement['hyper_parameters']}",
         f"Again with it, at the price of another training: fl-dp run {rest} {chosen}",
     )

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from fl_dp.accounting.events import event_from_dict
 from fl_dp.documents import MALFORMED
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
-from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
+from fl_dp.promise import brief_epsilon
 from fl_dp.statement.of_clients import second_figure_of
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import (
@@ -214,15 +215,16 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
     if ledger.insecure:
         lines.append("INSECURE noise: nothing is promised")
     accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
+    guarantee = Guarantee.of(ledger.plan, spent=spent.best)
     lines.append(
-        f"Spent: epsilon {rounded_up(spent.best)} of {budget.epsilon:g} at delta "
-        f"{delta_rounded_up(budget.delta)}, by {accountant} ({spent.best_name})"
+        f"Spent: epsilon {brief_epsilon(spent.best)} of {brief_epsilon(budget.epsilon)} "
+        f"{guarantee.terms}, by {accountant} ({spent.best_name})"
     )
     promised = ledger.promise().best
     if promised > spent.best:
         lines.append(
-            f"Quote epsilon {rounded_up(promised)}, the plan's, if a release influenced the "
-            "decision to stop here"
+            f"Quote epsilon {brief_epsilon(promised)}, the plan's, for the same, if a release "
+            "influenced the decision to stop here"
         )
     lines.append(second_figure_in_words(second_figure_of(ledger)))
     if ledger.plan.rounds:

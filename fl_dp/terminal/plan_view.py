@@ -15,6 +15,7 @@ from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.codec import encode
+from fl_dp.guarantee import Guarantee
 from fl_dp.plan import Plan
 from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
@@ -89,6 +90,11 @@ class PlanView:
         ]
 
     @property
+    def guarantee(self) -> Guarantee:
+        """What all its releases promise."""
+        return Guarantee.of(self.plan, self.bounds.best)
+
+    @property
     def promise(self) -> dict[str, str]:
         """The promise in words: to whom, and against whom."""
         return promise_in_words(self.plan)
@@ -115,6 +121,7 @@ class PlanView:
             "schedule": encode(plan.schedule),
             "rule": plan.filter().rule,
             "promise": self.promise,
+            "guarantee": self.guarantee.to_dict(),
             "shares": dict(_share_rows(plan)) or None,
             "own_budgets": self.own_budgets or None,
             "epsilon_over_rounds": [list(point) for point in self.curve],
@@ -164,7 +171,8 @@ class PlanView:
             after = rounded_up(spent[stop]) if stop in spent else "-"
             rows.append((str(stop), f"{noise:.4f}", after))
         headings = ("round", "its noise multiplier", "epsilon spent after it")
-        return sheet("Over the rounds", headings, rows, numbers=headings)
+        title = f"Over the rounds, epsilon {self.guarantee.terms}"
+        return sheet(title, headings, rows, numbers=headings)
 
     def draw(self, target: Path) -> bool:
         """Draw epsilon and noise over the rounds as a PNG.
@@ -180,7 +188,7 @@ class PlanView:
             return False
         figure, panels = picture
         epsilon = panels[-1]
-        title = f"Privacy spent of one {plan.unit}, delta {delta_rounded_up(plan.budget.delta)}"
+        title = f"Privacy spent {self.guarantee.terms}"
         if constant:
             title += f"\nnoise multiplier {plan.noise_multipliers[0]:.4g} in each round"
         else:

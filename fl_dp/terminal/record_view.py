@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
@@ -18,6 +19,7 @@ def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
     """Return the plan and what a client spends by it as plain JSON values."""
     return {
         **bounds_json(plan.epsilon(), plan.budget.delta),
+        "guarantee": Guarantee.of(plan, plan.epsilon().best).to_dict(),
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
         "steps": plan.steps,

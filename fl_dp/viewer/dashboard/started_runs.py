@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from fl_dp.app.overrides import quoted
 from fl_dp.app.settings import Settings
+from fl_dp.guarantee import Guarantee
 
 from .start_form import Request
 
@@ -55,9 +56,8 @@ class PricedRequest:
 
     Attributes:
         key: Key of the price, for `start`.
-        epsilon: As quoted; None if nothing is promised.
-        delta: Delta of that epsilon.
-        records: Epsilon and delta of a client's records, if they are protected, too.
+        guarantee: The promise; None if there is none.
+        of_records: The promise to a client's records, if they are protected, too.
         promise: Sentences of the promise by name.
         warnings: The command line's.
         budgets: Epsilon of each private training of an experiment of many, smallest first; None
@@ -66,9 +66,8 @@ class PricedRequest:
 
     key: str
     request: Request
-    epsilon: float | None = None
-    delta: float | None = None
-    records: tuple[float, float] | None = None
+    guarantee: Guarantee | None = None
+    of_records: Guarantee | None = None
     promise: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     budgets: tuple[float | None, ...] = ()
@@ -136,14 +135,11 @@ class StartedRuns:
             price = PricedRequest(
                 key=price.key,
                 request=request,
-                epsilon=_quoted_epsilon(document),
-                delta=document.get("delta"),
+                guarantee=Guarantee.read(document["guarantee"]),
+                of_records=Guarantee.read(document.get("records", {}).get("guarantee")),
                 promise=document.get("promise", {}),
                 warnings=warnings,
             )
-            records = document.get("records")
-            if records is not None:
-                price = replace(price, records=(_quoted_epsilon(records), records["delta"]))
         while len(self._priced) >= _MOST_PRICED:
             del self._priced[next(iter(self._priced))]
         self._priced[price.key] = price
@@ -252,13 +248,6 @@ class StartedRuns:
 def _environment() -> dict[str, str]:
     """A started process's environment, without the token."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-
-
-def _quoted_epsilon(document: dict[str, Any]) -> float:
-    epsilon = document["epsilon"]  # a number of a statistic
-    if isinstance(epsilon, dict):
-        epsilon = epsilon[document["quoted"]]
-    return float(epsilon)
 
 
 def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:

@@ -12,7 +12,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.promise import brief_epsilon, delta_rounded_up, is_promise, rounded_up
+from fl_dp.promise import brief_epsilon, is_promise, rounded_up
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import describe_event, neighbours_in_words
 from fl_dp.tasks.public_scores import METRICS, Score
@@ -157,10 +157,7 @@ class Facts:
         promise = self.promise
         if promise.quoted not in promise.epsilon:
             return "no finite epsilon is known"
-        guarantee = (
-            f"epsilon {rounded_up(promise.best_epsilon)} at delta "
-            f"{delta_rounded_up(promise.delta)}, by the accountant '{promise.quoted}'"
-        )
+        guarantee = f"{promise.guarantee}, by the accountant '{promise.quoted}'"
         own = promise.own_budgets if isinstance(promise, PrivacyStatement) else None
         # The last group's is the statement's own.
         stricter = [

@@ -105,7 +105,7 @@ def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
         field.fill("2000")
         page.get_by_label("Name of the run").fill("mine")
         page.get_by_role("button", name="Compute the price").click()
-        expect(page.get_by_text("would spend epsilon 1.25")).to_be_visible()
+        expect(page.locator(".promise .numbers", has_text="1.25")).to_be_visible()
         page.get_by_role("button", name="Start at this price").click()
         page.wait_for_url(f"{address}/run/mine", timeout=WAIT)
         expect(page.locator("#round")).to_have_text(re.compile(r"^[1-9]\d* / 2,000"), timeout=WAIT)

@@ -244,7 +244,9 @@ def test_the_price_is_shown_before_anything_starts(
     client: TestClient, started: StartedRuns
 ) -> None:
     page = priced(client, rounds="3")
-    assert "would spend epsilon 1.25 at delta 1e-05" in page
+    assert "This training would promise" in page
+    assert '<span class="numbers">1.25</span>' in page
+    assert "at delta 1e-05, one client (zero-out), against whoever sees the models" in page
     assert "few clients" in page
     assert "fl-dp run rounds=3" in page
     assert started.all() == []
@@ -372,7 +374,8 @@ def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None
     client = reader(dashboard_of(tmp_path, started=started).site())
     form = {"rounds": "2000", "task.num_clients": "20", "client.epochs": "1", "run_name": "mine"}
     page = client.post("/price", data=form, headers=OWN).text
-    assert "would spend epsilon 8" in page
+    assert "This answer would promise" in page
+    assert '<span class="numbers">8 of 8</span>' in page
     assert client.post("/start", data={"price": key_on(page)}, headers=OWN).status_code == 303
     try:
         runs = RunsFolder(tmp_path)

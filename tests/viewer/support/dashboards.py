@@ -64,8 +64,9 @@ def pretend_command(folder: Path, *, rounds: int = 40, pause: float = 0.1) -> li
             if what == "plan":
                 print("warning: few clients", file=sys.stderr)
                 promise = {{"unit": "one client"}}
-                plan = {{"epsilon": {{"pld": 1.25}}, "quoted": "pld", "delta": 1e-5}}
-                print(json.dumps(plan | {{"promise": promise}}))
+                guarantee = {{"epsilon": 1.25, "delta": 1e-5, "unit": "client",
+                             "neighbours": "zero-out", "against": "whoever sees the models"}}
+                print(json.dumps({{"promise": promise, "guarantee": guarantee}}))
                 sys.exit()
             given = dict(each.split("=", 1) for each in overrides if "=" in each)
             signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,175 @@
+"""No epsilon is shown without its delta, unit, neighbours and adversary: a walk over all views.
+
+Runs have epsilons whose digits stand nowhere else. Each place of these digits has to be in a
+widget, a table or a chart that tells the rest, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import call, train_here, use
+from dashboards import dashboard_of, reader
+from matplotlib.figure import Figure
+from written_runs import PROMISE, statement, write_run
+
+from fl_dp.guarantee import Guarantee
+from fl_dp.statement.sentences import UNITS
+from fl_dp.terminal.summary import RunSummary, summary_tables
+from fl_dp.viewer.found_runs import RunsFolder, read_run
+from fl_dp.viewer.report import report_page
+from fl_dp.viewer.run_pictures import plot_curves
+from fl_dp.viewer.runs_view import runs_tables
+
+STATED, SPENT = 7.6543, 3.2187
+DIGITS = re.compile(r"7\.65\d|3\.2187|3\.219")
+SERVER = "everyone, the server included"
+TERMS = ("at delta 0.003, one client (zero-out), against whoever sees the models",)
+RECORDS = ("at delta 1e-05, one record (replace-one), against everyone, the server included",)
+VOID = {"meta", "link", "br", "img", "input", "rect", "line", "hr"}
+CELLS = {"table", "figure", "p", "svg"}
+
+
+class Shown(HTMLParser):
+    """Epsilons of a page that stand in no widget, figure, table or paragraph with the rest."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self._open: list[tuple[str, set[str], list[str]]] = []
+        self.bare: list[str] = []
+        self.found = 0
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in VOID:
+            return
+        values = {name: value or "" for name, value in attrs}
+        text = [values[name] for name in ("aria-label", "data-title") if name in values]
+        self._open.append((tag, set(values.get("class", "").split()), text))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing stands in it."""
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open:
+            name, classes, text = self._open.pop()
+            if name in ("script", "style", "title"):
+                text = []
+            whole = " ".join(" ".join(text).split())
+            if DIGITS.search(whole):
+                tells = any(terms in whole for terms in (*TERMS, *RECORDS))
+                if tells and (name in CELLS or "promise" in classes):
+                    self.found += 1
+                    text = [DIGITS.sub("", whole)]
+                elif not self._open or name == "main":
+                    self.bare.append(DIGITS.sub("HERE", whole)[:3000])
+                    text = []
+            if self._open:
+                self._open[-1][2].extend(text)
+            if name == tag:
+                return
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self._open[-1][2].append(data)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    so_far = {"pld": SPENT}
+    write_run(folder / "a", "seed=1", epsilon=STATED)
+    write_run(folder / "early", "seed=2", done=1, epsilon=STATED, epsilon_so_far=so_far)
+    of_records: dict[str, Any] = {
+        "unit": UNITS["record"],
+        "delta": 1e-5,
+        "neighboring_relation": "replace-one",
+        "against": SERVER,
+    }
+    write_run(folder / "records", "clipping.norm=0.25", epsilon=STATED, **of_records)
+    besides = statement(rounds=4, done=4, epsilon=STATED) | of_records
+    write_run(folder / "both", "clipping.norm=1", epsilon=STATED, records=besides)
+    write_run(folder / "goes-on", "seed=3", done=2, epsilon=STATED, stated=False)
+    write_run(folder / "s" / "run-0", epsilon=STATED)
+    cells = [{"name": "run-0", "variant": "x", "place": "1"}]
+    (folder / "s" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    return folder
+
+
+RUNS = ("a", "early", "records", "both", "goes-on")
+COMPARED = "/compare?" + "&".join(f"run={name}" for name in RUNS)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/", "/sweep/s", COMPARED, *(f"/run/{name}" for name in RUNS)],
+)
+def test_each_page_of_the_dashboard(root: Path, address: str) -> None:
+    shown = Shown(reader(dashboard_of(root).site()).get(address).text)
+    assert shown.found
+    assert shown.bare == []
+
+
+def test_the_walk_finds_a_bare_number() -> None:
+    page = "<main><p>epsilon 7.6543</p><p>TERMS</p></main>"
+    assert Shown(page.replace("TERMS", TERMS[0])).bare == [f"epsilon HERE3 {TERMS[0]}"]
+    assert Shown(f"<main><p>epsilon 7.6543 {TERMS[0]}</p></main>").bare == []
+
+
+@pytest.mark.parametrize("names", [["a"], ["early"], ["both"], ["a", "early", "records", "both"]])
+def test_each_report(root: Path, names: list[str]) -> None:
+    runs = [read_run(root / name) for name in names]
+    shown = Shown(report_page(runs))
+    assert shown.found
+    assert shown.bare == []
+
+
+def test_the_terminal_s_tables(root: Path) -> None:
+    cards = RunsFolder(root).listing().cards
+    tables = runs_tables(cards)
+    assert {f"epsilon {TERMS[0]}", f"epsilon {RECORDS[0]}"} <= set(tables)
+    promises = [card.promise for card in cards if card.promise is not None]
+    summaries = [
+        RunSummary(path="", variant=str(at), rounds=1, test_accuracy=0.5, promise=promise)
+        for at, promise in enumerate(promises)
+    ]
+    titles = {str(table.title) for table in summary_tables(summaries)}
+    assert titles == {f"epsilon {promise.terms}" for promise in promises}
+
+
+def test_the_pictures(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    lines = (root / "a" / "metrics.jsonl").read_text().splitlines()
+    plot_curves({"": [list(map(json.loads, lines))]}, root / "x.png")
+    of_epsilon = [axes for axes in figures[0].axes if axes.get_ylabel() == "epsilon"]
+    assert len(of_epsilon) == 1
+    assert TERMS[0] in " ".join(of_epsilon[0].get_title().split())
+
+
+def test_a_run_on_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    use(monkeypatch, train_here)
+    small = ["task.num_clients=10", "rounds=2", "selection.sampling_rate=1", "report=none"]
+    done = call("run", *small, "simulation.engine=in_process", "privacy.epsilon=7", "run_name=r")
+    assert done.exit_code == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    stated = Guarantee.stated(json.loads((tmp_path / "runs" / "r" / "privacy.json").read_text()))
+    # Above the rounds, and above the table.
+    assert said.count(stated.terms) >= 2
+    assert said.index(stated.planned) < said.index("round 1/2")
+    for command in ("plan", "ledger"):
+        what = [*small[:3], "privacy.epsilon=7"] if command == "plan" else ["runs/r"]
+        assert stated.terms in " ".join(call(command, *what).stdout.split())
+
+
+def test_a_written_run_is_read_back() -> None:
+    read = Guarantee.read(PROMISE | {"epsilon": STATED})
+    assert read is not None
+    assert read.terms == TERMS[0]
