@@ -42,7 +42,7 @@ from fl_dp.arguments import (
     require_known,
     with_read_arguments,
 )
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import Population, PrivacyLedger
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import ArgumentError, OptionError, require_positive
@@ -220,6 +220,7 @@ class DPFedAvg(RoundStrategy):
         ledger: str | Path,
         name: str | None = None,
         cap: PrivacyBudget | None = None,
+        population: Population | None = None,
         delta: float | None = None,
         sampling_rate: float | None = None,
         selection: Selection | None = None,
@@ -247,6 +248,7 @@ class DPFedAvg(RoundStrategy):
             ledger: Its file or database URL.
             name: The training's name in the ledger; see `PrivacyLedger.open`.
             cap: Largest total of all trainings in a ledger that is made now.
+            population: Whom the training is of; see `PrivacyLedger.open`.
             delta: By default half of what the ledger's account has left; `num_clients ** -1.1` in
                 a new one without a cap.
             sampling_rate: Probability of each client in each round; or give a `selection`.
@@ -308,7 +310,9 @@ class DPFedAvg(RoundStrategy):
         dp_sgd = options.get("record_plan") is not None
         if evaluation_of(evaluation, plan, strategy, dp_sgd=dp_sgd) is not None:
             options["evaluation"] = evaluation  # what is refused leaves no ledger
-        opened = PrivacyLedger.open(ledger, plan, name=name, cap=cap, rng=options.get("rng"))
+        opened = PrivacyLedger.open(
+            ledger, plan, name=name, cap=cap, population=population, rng=options.get("rng")
+        )
         try:
             wrapped = cls(strategy, plan=plan, ledger=opened, selection=selection, **options)
         except BaseException:

@@ -31,7 +31,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.clients.per_record.own_copies import own_copy_of
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import Population, PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
 from fl_dp.option_errors import require_positive
 from fl_dp.plan import Plan
@@ -52,6 +52,7 @@ from .client_arrays import (
 )
 from .in_process import flower_in_silence
 from .local.script_simulation import play
+from .people_of_data import population_of_parts
 from .trained_ahead import TrainedAhead
 from .trial_step import require_trainable
 
@@ -160,8 +161,9 @@ def train_private(
             `batch_size`. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
         ledger: File or database URL of the account of these clients, to which the budgets of all
-            trainings in it add up. None: a file that is thrown away, so a second training of the
-            same data is not added to the first.
+            trainings in it add up. Other data than those that it was made for are refused; the same
+            rows at other clients are counted as records. None: a file that is thrown away, so a
+            second training of the same data is not added to the first.
         name: The training's name in the ledger. The same name and promise continue what was
             interrupted; a new name is a further training, for example of `trained.model`.
         cap: Largest total of all trainings in the ledger, fixed when it is made.
@@ -209,6 +211,8 @@ def train_private(
     measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
     measured = own_copy_of(module)
 
+    population = None if ledger is None else population_of_parts(parts)
+
     with ExitStack() as opened:
         if ledger is None:
             ledger = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ledger.db"
@@ -225,6 +229,7 @@ def train_private(
             ledger=ledger,
             name=name,
             cap=cap,
+            population=population,
         )
         opened.callback(private.ledger.close)
         device = next(module.parameters()).device  # it trains in this process
@@ -304,13 +309,15 @@ def _strategy(
     ledger: str | Path,
     name: str | None,
     cap: PrivacyBudget | None,
+    population: Population | None,
 ) -> DPFedAvg:
     if plan is None:
         arguments: dict[str, Any] = {"sampling_rate": _SAMPLING_RATE, "trained": trained}
-        arguments |= {"ledger": ledger, "name": name, "cap": cap} | dict(budget)
+        arguments |= {"ledger": ledger, "name": name, "cap": cap, "population": population}
+        arguments |= dict(budget)
         return DPFedAvg.with_budget(strategy, num_clients=num_clients, **arguments)
     ready = replace(plan.calibrated() if plan.is_draft else plan, trained=trained)
-    opened = PrivacyLedger.open(ledger, ready, name=name, cap=cap)
+    opened = PrivacyLedger.open(ledger, ready, name=name, cap=cap, population=population)
     try:
         return DPFedAvg(strategy, plan=ready, ledger=opened)
     except BaseException:

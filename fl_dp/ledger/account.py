@@ -28,6 +28,7 @@ from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta, flo
 
 from .entered import Entered, EnteredRecords, EnteredSweep, EnteredTraining, Unprotected
 from .entries import ANOTHER_VERSION, SCHEMA, require_printable, require_schema
+from .population import AccountPeople
 from .state import TrainingState
 
 _ROUNDING = 1.0 + 1e-12  # of sums of budgets
@@ -42,21 +43,30 @@ class AccountTerms:
         name: Name of those whom it protects: of the first file or database.
         delta: Delta of the total, which all plans share.
         cap: Largest epsilon of the total, for the first plan's unit and neighbours; None: no cap.
+        people: Whom it protects, as digests; None: whoever opens it says that they are the same.
     """
 
     name: str
     delta: float
     cap: float | None
+    people: AccountPeople | None = None
 
     @classmethod
-    def of(cls, name: str, delta: float, cap: PrivacyBudget | None) -> AccountTerms:
-        """Return the terms of an account that begins with a plan of some delta.
+    def of(
+        cls,
+        name: str,
+        delta: float,
+        cap: PrivacyBudget | None,
+        people: AccountPeople | None = None,
+    ) -> AccountTerms:
+        """Return the terms of an account of some people that begins with a plan of some delta.
 
         Without a cap the first plan has half of delta, as each later one has half of the rest.
         """
         if cap is None:
-            return cls(name=name, delta=min(_OF_ONE_PLAN * delta, 0.5), cap=None)
-        return cls(name=name, delta=cap.delta, cap=cap.epsilon)
+            delta = min(_OF_ONE_PLAN * delta, 0.5)
+            return cls(name=name, delta=delta, cap=None, people=people)
+        return cls(name=name, delta=cap.delta, cap=cap.epsilon, people=people)
 
     def __post_init__(self) -> None:
         """Validate.
@@ -88,6 +98,7 @@ class AccountState:
         self.entered: dict[str, Entered] = {}
         self.trainings: dict[str, TrainingState] = {}
         self._sweep_of: dict[str, EnteredSweep] = {}  # by the name of a training
+        self._clients: dict[str, str | None] = {}  # digest of how each training's are made
         self._terms: AccountTerms | None = None
         self._neighbours: Neighbours | None = None
 
@@ -145,6 +156,55 @@ class AccountState:
             f"the account {self.terms.name} was made with {fixed}, which is fixed for good, and "
             f"not with {_words(cap)}: leave cap out"
         )
+
+    def require_people(
+        self,
+        name: str,
+        people: AccountPeople | None,
+        clients: str | None,
+        *,
+        beside: Iterable[str] = (),
+    ) -> None:
+        """Check that a training is of the account's people, and a cap's of the same clients.
+
+        Args:
+            name: The training's name.
+            people: Its people; None: whoever opens it says that they are the account's.
+            clients: Digest of how their rows are at clients; None: as the account's.
+            beside: Those of trainings that are entered with it.
+
+        Raises:
+            OptionError: It is not.
+        """
+        account, own = self.terms.name, self.terms.people
+        if people is not None and own is not None and not own.are(people):
+            raise OptionError(
+                f"the training '{name}' is of other people than the account {account}: its data "
+                "share neither source nor all rows with those that the account was made for. Give "
+                "them an account, and a ledger, of their own"
+            )
+        if self.has_other_clients(name, clients) and not self._has_room_for(name):
+            raise OptionError(
+                f"the training '{name}' has other clients than when it began: continue it with "
+                "the same seed and split, or give this one a name of its own"
+            )
+        if self.terms.cap is None or self._neighbours is None or self._neighbours.unit != "client":
+            return
+        others = [*beside, *(made for other, made in self._clients.items() if other != name)]
+        if any(self._is_of_others(made, clients) for made in others):
+            raise OptionError(
+                f"the clients of '{name}' are not those whom the cap of the account {account} "
+                "protects, as another seed or split deals rows to clients anew: keep seed and "
+                "split, or train in an account without a cap, whose total is that of records"
+            )
+
+    def has_other_clients(self, name: str, clients: str | None) -> bool:
+        """Tell whether a training was entered with other clients."""
+        return self._is_of_others(self._clients.get(name), clients)
+
+    @staticmethod
+    def _is_of_others(clients: str | None, others: str | None) -> bool:
+        return None not in (clients, others) and clients != others
 
     def require_source(self, randomness: str) -> None:
         """Check that a source of noise and coins keeps a cap.
@@ -293,9 +353,12 @@ class AccountState:
     def total(self, neighbours: Neighbours) -> float:
         """Return the epsilon of all entries together, at the account's delta.
 
-        Infinity where no bound is known: of one of them, or as its noise was predictable.
+        Infinity where no bound is known: of one of them, as its noise was predictable, or of a
+        client, where rows were dealt to clients anew.
         """
         if any(state.insecure for state in self.trainings.values()):
+            return math.inf
+        if neighbours.unit == "client" and len({*self._clients.values()} - {None}) > 1:
             return math.inf
         return math.fsum(entered.ceiling(neighbours) for entered in self.entered.values())
 
@@ -340,6 +403,7 @@ class AccountState:
             raise ValueError("a ledger is of one account")
         name = fields["training"]
         if kind in _ENTERED:
+            self._enter_clients(name, fields.get("clients"))
             self._enter(name, _ENTERED[kind](fields))
             return
         if name not in self.trainings:
@@ -347,6 +411,17 @@ class AccountState:
         if kind == "run":
             self.require_source(fields["randomness"])
         self.trainings[name].add(sequence, fields)
+
+    def _enter_clients(self, name: str, clients: object) -> None:
+        """Keep how clients of an entry's trainings are made: a digest, of a sweep one for each."""
+        by_training = clients if isinstance(clients, dict) else {name: clients}
+        for training, digest in by_training.items():
+            if digest is not None and not isinstance(digest, str):
+                raise ValueError("its clients are no digest")
+            self._clients.pop(training, None)
+            if self._neighbours is not None:  # else nobody is there yet
+                self.require_people(training, None, digest)
+            self._clients[training] = digest
 
     def _enter(self, name: str, new: Entered) -> None:
         if self._neighbours is None:

@@ -25,6 +25,7 @@ from .entered import (
     Unprotected,
 )
 from .entries import require_printable
+from .population import AccountPeople, Population, digests_of, made_key
 from .spent import AccountLedger
 from .state import TrainingState
 from .store import LedgerStore
@@ -37,6 +38,7 @@ def enter_sweep(
     plans: Mapping[str, Plan],
     *,
     cap: PrivacyBudget | None = None,
+    populations: Mapping[str, Population] | None = None,
     witness: Witness | None = None,
 ) -> PrivacyBudget:
     """Enter trainings together, before any of them begins, and return what all may spend.
@@ -49,15 +51,18 @@ def enter_sweep(
         name: The sweep's name.
         plans: Each training's plan by its name.
         cap: As for `PrivacyLedger.open`.
+        populations: Each training's people by its name, as for `PrivacyLedger.open`: their clients
+            differ where a seed is swept.
         witness: As for `PrivacyLedger.open`.
 
     Raises:
         PrivacyBudgetExhausted: The account has less left; nothing is written.
         LedgerCorrupted, LedgerUnavailable: As `PrivacyLedger.open`.
-        ValueError: The plans can't be joined, or a name is taken.
+        ValueError: The plans can't be joined, a name is taken, or people or clients are not those
+            of the account.
     """
     sweep = EnteredSweep.of(plans)
-    _enter(location, name, sweep, sweep.fields, names=plans, cap=cap, witness=witness)
+    _enter(location, name, sweep, sweep.fields, populations, names=plans, cap=cap, witness=witness)
     return sweep.budget
 
 
@@ -67,6 +72,7 @@ def enter_records(
     plan: RecordPlan,
     *,
     cap: PrivacyBudget | None = None,
+    population: Population | None = None,
     witness: Witness | None = None,
 ) -> None:
     """Enter a training by DP-SGD inside clients, whose own ledgers keep the plan's budget.
@@ -74,7 +80,8 @@ def enter_records(
     Raises as `enter_sweep`.
     """
     fields = {"kind": "records", "plan": encode(plan)}
-    _enter(location, name, EnteredRecords(plan), fields, cap=cap, witness=witness)
+    people = None if population is None else {name: population}
+    _enter(location, name, EnteredRecords(plan), fields, people, cap=cap, witness=witness)
 
 
 def enter_unprotected(
@@ -84,6 +91,7 @@ def enter_unprotected(
     *,
     delta: float,
     cap: PrivacyBudget | None = None,
+    population: Population | None = None,
     witness: Witness | None = None,
 ) -> None:
     """Enter a release without a promise: the account's total is "none" from then on.
@@ -94,6 +102,7 @@ def enter_unprotected(
         what: The release, in words.
         delta: A plan's usual delta, by which the account is made if there is none.
         cap: Refused, as whatever has no promise exceeds it.
+        population: As for `PrivacyLedger.open`.
         witness: As for `PrivacyLedger.open`.
 
     Raises:
@@ -102,7 +111,8 @@ def enter_unprotected(
     """
     require_printable(what)
     fields = {"kind": "unprotected", "what": what}
-    _enter(location, name, Unprotected(what), fields, cap=cap, witness=witness, delta=delta)
+    people = None if population is None else {name: population}
+    _enter(location, name, Unprotected(what), fields, people, cap=cap, witness=witness, delta=delta)
 
 
 def require_enterable(
@@ -151,10 +161,14 @@ def require_enterable(
 
 
 def _account_for(
-    name: str, new: Entered, delta: float | None, cap: PrivacyBudget | None
+    name: str,
+    new: Entered,
+    delta: float | None,
+    cap: PrivacyBudget | None,
+    people: AccountPeople | None = None,
 ) -> AccountState:
     """Return the account that a first entry makes, before it."""
-    terms = AccountTerms.of(name, new.delta or delta or 0.0, cap)
+    terms = AccountTerms.of(name, new.delta or delta or 0.0, cap, people)
     return AccountState.made(terms, new.neighbours)
 
 
@@ -163,19 +177,30 @@ def _enter(
     name: str,
     new: Entered,
     fields: dict[str, Any],
+    populations: Mapping[str, Population] | None,
     *,
     cap: PrivacyBudget | None,
     witness: Witness | None,
     names: Iterable[str] = (),
     delta: float | None = None,
 ) -> None:
-    ledger = AccountLedger(LedgerStore.writable(location), witness)
+    store = LedgerStore.writable(location)
+    ledger, place = AccountLedger(store, witness), store.file or location
     with ledger, ledger._first_transaction() as connection:
         account, made = ledger.account, {}
         if not ledger.entries:
-            account = _account_for(ledger.name, new, delta, cap)
+            first = None if not populations else next(iter(populations.values()))
+            people = None if first is None else first.keyed(made_key(place))
+            account = _account_for(ledger.name, new, delta, cap, people)
             made = first_entry(account.terms)
         entry = {"training": name, **fields}
+        clients: dict[str, str] = {}
+        for training, population in (populations or {}).items():
+            beside = clients.values()
+            if digest := clients_in(account, training, population, place, beside=beside):
+                clients[training] = digest
+        if clients:
+            entry["clients"] = clients
         # A restart: an entry is never changed.
         if any(entry.items() <= written.fields.items() for written in ledger.entries):
             return
@@ -183,3 +208,31 @@ def _enter(
         account.require_new({name, *names})
         account.require_room(name, new)
         ledger._append(connection, made | entry)
+
+
+def clients_in(
+    account: AccountState,
+    name: str,
+    population: Population | None,
+    place: str | Path,
+    *,
+    beside: Iterable[str] = (),
+) -> str | None:
+    """Check a training's people, and return the digest of their clients, if an account can tell.
+
+    Args:
+        account: The account.
+        name: The training's name.
+        population: Its people; None: whoever enters it says that they are the account's.
+        place: The account's file or database URL, which leads to its key.
+        beside: Digests of trainings that are entered with it.
+
+    Raises:
+        OptionError: They are not the account's.
+        LedgerUnavailable: The account's key is missing.
+    """
+    if population is None or account.terms.people is None:
+        return None
+    people, clients = digests_of(population, place)
+    account.require_people(name, people, clients, beside=beside)
+    return clients

@@ -40,7 +40,9 @@ from fl_dp.promise import Enforcement, delta_rounded_up, epsilon_at_delta
 
 from .account import AccountState, AccountTerms, first_entry
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
+from .entering import clients_in
 from .entries import LedgerEntry, now_to_the_minute, require_printable
+from .population import Population, made_key
 from .spent import SpentLedger
 from .state import Reservation, opening_of
 from .store import LedgerStore
@@ -75,6 +77,7 @@ class PrivacyLedger(SpentLedger):
         *,
         name: str | None = None,
         cap: PrivacyBudget | None = None,
+        population: Population | None = None,
         run_id: str | None = None,
         rng: SecureRandom | None = None,
         anchor: LedgerAnchor | None = None,
@@ -97,6 +100,9 @@ class PrivacyLedger(SpentLedger):
                 first plan; fixed when the account is made. None: that of the account, which has
                 none if it is made now. Without a cap, the account's delta is twice the first
                 plan's.
+            population: Whom the training is of, compared with whom the account was made for. Its
+                digests have a key beside the ledger's file (`population.py`). None: the caller says
+                that they are the account's.
             run_id: Name of this opening in the entries; random by default.
             rng: Noise source; secure by default. An insecure one taints the ledger for good.
             anchor: An earlier `anchor`, for example from a checkpoint, that the ledger must hold.
@@ -109,9 +115,10 @@ class PrivacyLedger(SpentLedger):
             LedgerCorrupted: An entry breaks the chain, the end was cut off, or the witness has
                 another state.
             LedgerUnavailable: The disk, database or witness fails.
-            ValueError: The training has another plan (the text names every difference), the
-                account has another cap, the file's folder does not exist, the `privacy.json` beside
-                it is no statement, or the witness lies beside the ledger.
+            ValueError: The training has another plan (the text names every difference) or other
+                clients, the account has another cap or other people, the file's folder does not
+                exist, the `privacy.json` beside it is no statement, or the witness lies beside the
+                ledger.
         """
         plan.require_noise()
         if run_id is not None:
@@ -119,6 +126,7 @@ class PrivacyLedger(SpentLedger):
         name = FIRST_TRAINING if name is None else name
         store = LedgerStore.writable(location)
         beside = None if store.file is None else anchor_beside(store.file)
+        place = store.file or location
         ledger = cls(store, witness)
         ledger._training = name
         if run_id is not None:
@@ -134,18 +142,23 @@ class PrivacyLedger(SpentLedger):
                 ledger._caution = ledger.unwitnessed
             account, made = ledger.account, {}
             if not ledger.entries:
-                terms = AccountTerms.of(ledger.name, plan.budget.delta, cap)
+                people = None if population is None else population.keyed(made_key(place))
+                terms = AccountTerms.of(ledger.name, plan.budget.delta, cap, people)
                 account = AccountState.made(terms, Neighbours.of(plan))
                 made = first_entry(terms)
             account.require_cap(cap)
+            clients = clients_in(account, name, population, place)
             account.require_source(randomness)
             run = ledger._run_fields(plan, randomness)
-            if account.differences(name, plan) == []:
+            is_entered = account.differences(name, plan) == []
+            if is_entered and not account.has_other_clients(name, clients):
                 if ledger._state.choice is not None:  # otherwise nothing reads it
                     run["settings"] = settings
             else:
                 account.require_enterable(name, plan)
                 entry = {"kind": "plan", "training": name, "plan": plan.to_dict()}
+                if clients is not None:
+                    entry["clients"] = clients
                 ledger._append(connection, made | entry)
             ledger._append(connection, run)
         return ledger

@@ -42,7 +42,7 @@ def fingerprint(*columns: ArrayLike) -> str:
 
 
 def fingerprint_of_files(folder: str | Path) -> str:
-    """Return a SHA-256 fingerprint of all files below a folder, whatever their names.
+    """Return a SHA-256 fingerprint of a file, or of all below a folder, whatever their names.
 
     It does not depend on how files are read: a server that chooses columns and classes can't make
     two data sets look alike. A file's digest is cached until the file changes.
@@ -51,7 +51,8 @@ def fingerprint_of_files(folder: str | Path) -> str:
         OSError: A file can't be read.
     """
     total = 0
-    for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+    place = Path(folder)
+    for file in [place] if place.is_file() else sorted(filter(Path.is_file, place.rglob("*"))):
         status = file.stat()
         digest = _digest(file, status.st_size, status.st_mtime_ns)
         total += int.from_bytes(digest, "big")

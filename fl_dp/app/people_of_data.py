@@ -1,0 +1,110 @@
+"""Whose data a training is of: of a run's settings, or of arrays in Python.
+
+Data sets that fl-dp brings or fetches are public by their digests; nothing else is, whatever a run
+says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
+from fl_dp.ledger import NATURAL, Population, SpentLedger
+from fl_dp.ledger.population import key_file, read_key
+from fl_dp.tasks.datasets import EMBEDDED, load_dataset
+
+from .client_arrays import Pair
+from .settings import Settings
+
+_SHIPPED = {
+    "digits": "2bcbcf667c2e29399f87eafb8c690abab68a48b9837ca95655fe5e140d511bdb",
+    "breast_cancer": "e4b7f33a500cf1785066868c404b1a427c4d0826f87e49c06f98f72b9f41de4e",
+}
+"""Fingerprints of the sets that come inside a package; fetched ones are read by pinned digests."""
+
+
+def population_of(settings: Settings) -> Population | None:
+    """Return a run's people; None: real nodes have the data, and nobody else knows whose they are.
+
+    Raises:
+        OSError: The data can't be read.
+        ValueError: As `load_dataset`.
+    """
+    task = settings.task
+    if task.partition == "nodes":
+        return None
+    if not task.is_own:
+        public = task.name not in EMBEDDED or _fingerprint_of_set(task.name) == _SHIPPED[task.name]
+        return Population(source=task.name, clients=_clients_of(settings, ""), public=public)
+    folder = Path(task.data_dir or "").expanduser().resolve()
+    training = folder / ("train" if task.name == "folder" else f"train.{task.name}")
+    rows = fingerprint_of_files(training)
+    return Population(source=str(folder), rows=rows, clients=_clients_of(settings, rows))
+
+
+def _clients_of(settings: Settings, rows: str) -> str:
+    """A digest of all that decides which rows are at which client."""
+    task = settings.task
+    if task.partition == "natural":
+        return NATURAL
+    made = {
+        "rows": rows,
+        "partition": task.partition,
+        "num_clients": task.num_clients,
+        "seed": settings.seed,
+        "alpha": task.alpha if task.partition == "dirichlet" else None,
+        "shards": task.shards_per_client if task.partition == "shards" else None,
+        "records": task.records_per_client,
+        "among": task.clients,
+        "persons": task.person_column,
+        "held out": [task.validation, task.test_fraction, settings.features.public],
+    }
+    return hashlib.sha256(json.dumps(made).encode()).hexdigest()
+
+
+def population_of_parts(parts: Sequence[Pair]) -> Population:
+    """Return the people whose records and labels clients have; who is at which client is theirs."""
+    records, labels = (torch.cat(values) for values in zip(*_with_records(parts), strict=True))
+    at_clients = sorted(fingerprint(*map(_numbers, part)) for part in _with_records(parts))
+    clients = hashlib.sha256("\n".join([str(len(parts)), *at_clients]).encode()).hexdigest()
+    return Population(rows=fingerprint(_numbers(records), _numbers(labels)), clients=clients)
+
+
+def account_of(population: Population, files: Iterable[Path]) -> Path | None:
+    """Return the first of some accounts' files that is of these people; None: none is.
+
+    An account without people, or without its key, is of nobody who could be found.
+
+    Raises:
+        LedgerCorrupted, LedgerUnavailable, ValueError: An account can't be read.
+    """
+    for file in files:
+        if not key_file(file).exists():
+            continue
+        with SpentLedger.read(file) as ledger:
+            people = ledger.account.terms.people
+        if people is not None and people.are(population.keyed(read_key(file))):
+            return file
+    return None
+
+
+def _with_records(parts: Sequence[Pair]) -> list[Pair]:
+    return [part for part in parts if len(part[1])]
+
+
+def _numbers(values: Tensor) -> NDArray[Any]:
+    """As float64 or int64, whatever dtype a module asked for."""
+    return (values.double() if values.is_floating_point() else values).numpy()
+
+
+def _fingerprint_of_set(name: str) -> str:
+    dataset = load_dataset(name)
+    return fingerprint(dataset.train_x, dataset.train_y)
