@@ -4,7 +4,7 @@
     >>> sorted(arrays)
     ['momentum/0', 'structure']
 
-`safetensors.numpy.save_file` or `np.savez` can write the result of `pack`: every value is a
+`safetensors.numpy.save_file` or `np.savez` can write the result of `pack_state`: every value is a
 contiguous array of a plain dtype. The array `structure` is UTF-8 JSON that tells how to assemble
 the others; it also holds small values (numbers, texts, None).
 """
@@ -42,7 +42,7 @@ class NotPlain(TypeError):
     """A value that can't be kept as named arrays; the text names it and its path."""
 
 
-def pack(value: Any) -> dict[str, NDArray[Any]]:
+def pack_state(value: Any) -> dict[str, NDArray[Any]]:
     """A value as named arrays, copied, dtypes unchanged.
 
     It may hold None, numbers, texts, bytes, NumPy arrays and scalars up to 64 bits, Flower's
@@ -57,11 +57,11 @@ def pack(value: Any) -> dict[str, NDArray[Any]]:
     return arrays | {STRUCTURE: np.frombuffer(text.encode(), np.uint8).copy()}
 
 
-def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The value that `pack` was given; its arrays are copies.
+def unpack_state(arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The value that `pack_state` was given; its arrays are copies.
 
     Raises:
-        ValueError: If `pack` did not make these arrays, or some are missing.
+        ValueError: If `pack_state` did not make these arrays, or some are missing.
     """
     try:
         described = json.loads(np.asarray(arrays[STRUCTURE]).tobytes().decode())
@@ -79,7 +79,7 @@ def is_function(value: Any) -> bool:
     return isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type)
 
 
-def fingerprint(value: Any) -> str:
+def state_fingerprint(value: Any) -> str:
     """A text that changes when anything in a value does.
 
     An object that Python can't serialize is identified by its address: the caller has to keep it

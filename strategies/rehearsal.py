@@ -271,7 +271,7 @@ def rehearse(
         everyone=everyone,
         round_timeout=round_timeout,
     )
-    require_fit(answers, layout, needs=needs, of_plain_apps=of_plain_apps)
+    require_fit_answers(answers, layout, needs=needs, of_plain_apps=of_plain_apps)
     return answers
 
 
@@ -363,7 +363,7 @@ def _ask(
             return
 
 
-def require_fit(
+def require_fit_answers(
     answers: Answers,
     layout: VectorLayout | None,
     *,

@@ -39,7 +39,7 @@ from fl_dp.protocol.flower_compat import give_id
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import values_of
 
-from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
+from .optimizer_state import NotPlain, is_function, pack_state, state_fingerprint, unpack_state
 from .rehearsal import RehearsalFailed
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -349,7 +349,7 @@ class ServerOptimizer:
         own = getattr(self.strategy, "state_dict", None)
         if own is not None:
             try:
-                return pack(saved | {"state_dict": own()})
+                return pack_state(saved | {"state_dict": own()})
             except NotPlain as refused:
                 raise TypeError(f"{self._name}.state_dict() can't be saved: {refused}") from None
         now = _fingerprints(self.strategy)
@@ -360,14 +360,14 @@ class ServerOptimizer:
         }
         for name, value in changed.items():
             try:
-                pack({name: value})
+                pack_state({name: value})
             except NotPlain as refused:
                 raise TypeError(
                     f"{self._name}.{name} changed during training and can't be saved: {refused}. "
                     f"Give {self._name} state_dict() and load_state_dict(state) that speak in "
                     "numpy arrays, numbers and texts"
                 ) from None
-        return pack(saved | {"attributes": changed})
+        return pack_state(saved | {"attributes": changed})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on where `state` was called.
@@ -378,7 +378,7 @@ class ServerOptimizer:
         """
         if self.last_round is not None:
             raise ValueError("this server optimizer was used already: restore into a new one")
-        saved = unpack(state)
+        saved = unpack_state(state)
         if not (
             isinstance(saved, dict)
             and {"strategy", "round", "config"} <= saved.keys()
@@ -510,7 +510,9 @@ def _successor(legacy: type) -> str:
 def _fingerprints(strategy: Strategy) -> dict[str, str]:
     """A fingerprint of every attribute that may be state."""
     return {
-        name: fingerprint(value) for name, value in vars(strategy).items() if not is_function(value)
+        name: state_fingerprint(value)
+        for name, value in vars(strategy).items()
+        if not is_function(value)
     }
 
 

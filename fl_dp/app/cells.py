@@ -184,17 +184,17 @@ def _along(
         if settings is None or axis not in all_keys() or value is None:
             settings = compose_settings([*at_value, _ONE_TRAINING])
         else:
-            settings = moved(settings, axis, value)
+            settings = settings_with(settings, axis, value)
         if curve.formula is None or value is None:
             yield value, at_value, settings
             continue
         noise = _noise_by(curve.formula, settings, float(value))
         at_value = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
-        noisy = moved(settings, "privacy.noise_multiplier", repr(noise))
-        yield value, at_value, moved(noisy, "privacy.epsilon", "null")
+        noisy = settings_with(settings, "privacy.noise_multiplier", repr(noise))
+        yield value, at_value, settings_with(noisy, "privacy.epsilon", "null")
 
 
-def moved(settings: Settings, key: str, value: str) -> Settings:
+def settings_with(settings: Settings, key: str, value: str) -> Settings:
     """Settings with another value of one key, made without Hydra, which is slow.
 
     Raises:

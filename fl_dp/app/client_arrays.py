@@ -40,7 +40,7 @@ _DEALT_BY = 0  # seed: clients have the same records whenever they are dealt out
 logger = logging.getLogger("flwr.fl_dp")
 
 
-def parts_of(
+def client_parts(
     clients: Sequence[Data] | Data,
     partition: int | Sequence[Sequence[int]] | None,
     test: Data | None = None,
@@ -291,7 +291,7 @@ def _counted(values: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     return numbers
 
 
-def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:
+def require_module_fits(module: nn.Module, parts: Sequence[Pair]) -> None:
     """Check that a module reads one record of each part and has an output for each label.
 
     Raises:

@@ -45,16 +45,16 @@ from .client_arrays import (
     Pair,
     Persons,
     are_truth_values,
+    client_parts,
     dtype_of,
     fresh,
-    parts_of,
-    require_fitting,
+    require_module_fits,
 )
 from .in_process import flower_in_silence
 from .local.script_simulation import play
 from .people_of_data import population_of_parts
 from .trained_ahead import TrainedAhead
-from .trial_step import require_trainable
+from .trial_step import require_trial_step
 
 Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
 """Trains a module in place on records and labels of one client."""
@@ -178,9 +178,9 @@ def train_private(
         raise ValueError(
             "name and cap are of a ledger that is kept: write ledger='ledger.db', or leave them out"
         )
-    parts, public = parts_of(clients, partition, test, persons=persons, dtype=dtype_of(module))
+    parts, public = client_parts(clients, partition, test, persons=persons, dtype=dtype_of(module))
     samples = parts if public is None else [*parts, public]
-    require_fitting(module, samples)
+    require_module_fits(module, samples)
     names = trained_names(module)
     if not names:
         raise ValueError(
@@ -207,7 +207,7 @@ def train_private(
     }
     budget = {name: value for name, value in arguments.items() if value is not None}
     _require_one_promise(plan, budget, num_clients=len(parts))
-    require_trainable(module, fit, parts)
+    require_trial_step(module, fit, parts)
     measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
     measured = own_copy_of(module)
 

@@ -98,7 +98,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         document = price(settings, choice, plan) | {
             "epsilon": spent,
             "answer": answer.to_dict(),
-            "rows": [list(row) for row in rows_of(settings.statistic, choice.query, answer)],
+            "rows": [list(row) for row in statistic_rows(settings.statistic, choice.query, answer)],
         }
         write_text(folder.statistic, json.dumps(document, indent=2) + "\n", public=True)
     logger.info("Spent: %s; see %s", Guarantee.of(plan, spent), folder.path)
@@ -193,7 +193,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
     }
 
 
-def rows_of(asked: Option, query: Query, answer: Answer) -> list[tuple[str, float, float]]:
+def statistic_rows(asked: Option, query: Query, answer: Answer) -> list[tuple[str, float, float]]:
     """Rows of a name, its value, and its error."""
     if isinstance(query, Frequencies) and asked.query == "top":
         error = float(answer.error[0])

@@ -42,11 +42,11 @@ from .workload import (
     model_of,
     own_data_path,
     part_of,
-    parts_of,
     predictions_in_unit,
     public_form_of,
     records_of,
     rows_of_unit,
+    training_rows,
     width_of_label,
 )
 
@@ -235,7 +235,7 @@ def train_many(
     model: ArrayRecord,
     config: dict[str, Any],
     *,
-    parts_of: Callable[[Settings], Sequence[NDArray[np.int64]]] = parts_of,
+    parts_of: Callable[[Settings], Sequence[NDArray[np.int64]]] = training_rows,
 ) -> Iterator[TrainedRows]:
     """Train units of this node together, each as `TaskClient.fit` would.
 

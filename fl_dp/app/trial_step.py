@@ -19,7 +19,7 @@ logger = logging.getLogger("flwr.fl_dp")
 _RECORDS = 4  # whatever a client has: how many that is must not decide about a training
 
 
-def require_trainable(
+def require_trial_step(
     module: nn.Module, train: Callable[[nn.Module, Tensor, Tensor], None], parts: Sequence[Pair]
 ) -> None:
     """Train a copy of a module on made-up records; refuse what fails, or changes what stays.

@@ -134,7 +134,7 @@ def encoder_of_run(settings: Settings) -> Encoder | None:
     return fitted_encoder(features, _loaded(settings))
 
 
-def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
+def training_rows(settings: Settings) -> Sequence[NDArray[np.int64]]:
     """Training rows of each client, dealt once per process. Raises as `dataset_of`."""
     task = settings.task
     if task.partition == "nodes":
@@ -152,9 +152,9 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
 def count_units(settings: Settings) -> int:
     """Number of all clients' records, or of their persons where these are told apart.
 
-    Raises as `parts_of`.
+    Raises as `training_rows`.
     """
-    parts, persons = parts_of(settings), dataset_of(settings).train_persons
+    parts, persons = training_rows(settings), dataset_of(settings).train_persons
     if persons is None:
         return sum(map(len, parts))
     return len(np.unique(np.concatenate([persons[rows] for rows in parts])))
@@ -177,9 +177,9 @@ def require_records(settings: Settings) -> None:
     """Check that at least half of the clients have records to train on.
 
     Raises:
-        ValueError: Fewer have. Other errors as `parts_of`.
+        ValueError: Fewer have. Other errors as `training_rows`.
     """
-    parts = parts_of(settings)
+    parts = training_rows(settings)
     if settings.task.partition != "dirichlet":  # no other partition leaves a client without any
         return
     empty = sum(not len(rows) for rows in parts)
@@ -231,7 +231,7 @@ def data_of_unit(
         own = np.arange(len(dataset.train_y))
         return dataset, rows_of_unit(settings, dataset, own, held_out=held_out)
     _refuse_a_folder_of_the_server(settings, node_config)
-    parts = parts_of(settings)
+    parts = training_rows(settings)
     if index >= len(parts):
         return None
     dataset = dataset_of(settings)

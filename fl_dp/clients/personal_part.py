@@ -28,7 +28,7 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 
 from fl_dp.updates import SharedPart
-from fl_dp.updates.shared_part import in_order
+from fl_dp.updates.shared_part import values_in_order
 
 from .owner.node_config import NodeConfig
 
@@ -82,7 +82,7 @@ class PersonalPart:
                 f"{', '.join(self._part.shared)}"
             )
         sent = dict(zip(self._part.shared, shared, strict=True))
-        return in_order(self._first, {**self._first, **self._stored(), **sent})
+        return values_in_order(self._first, {**self._first, **self._stored(), **sent})
 
     def keep(self, trained: Sequence[NDArray[Any]]) -> NDArrays:
         """Store a trained model's personal part, and return the shared one.
@@ -99,7 +99,7 @@ class PersonalPart:
             self._state[self._key] = ArrayRecord(record)
         else:
             logger.warning("the personal part is not finite: the one before is kept")
-        return in_order(self._part.shared, values)
+        return values_in_order(self._part.shared, values)
 
     def _stored(self) -> dict[str, NDArray[Any]]:
         """The stored part; empty if there is none, or it does not fit the model."""

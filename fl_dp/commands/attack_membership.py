@@ -95,7 +95,7 @@ def membership(
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
         whom = _unit_of(job, unit)
-        from fl_dp.lab.games.membership import play, promise_to
+        from fl_dp.lab.games.membership import play_membership, promise_to
 
         with doing("looking at what is promised"):
             promise = promise_to(job.settings, whom)
@@ -103,7 +103,7 @@ def membership(
         title = f"{job.settings.task.name}: training"
         console = err if as_json else out
         with counted(console, title, models, "models") as on_model:
-            game = play(job.settings, whom, models=models, on_model=on_model)
+            game = play_membership(job.settings, whom, models=models, on_model=on_model)
         result = _attack(job, whom, game, promise)
         drawn = _write(job.path, result)
     if as_json:

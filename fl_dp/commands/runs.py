@@ -50,7 +50,7 @@ def runs(
     """
     with exit_on_errors():
         from fl_dp.viewer.found_runs import RunsFolder, RunState
-        from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_tables
+        from fl_dp.viewer.runs_view import ORDERS, cards_in_order, runs_json, runs_tables
 
         choices = list(map(str, RunState))
         states = [require_one_of("--state", name, choices) for name in state or ()]
@@ -64,7 +64,9 @@ def runs(
         else:
             listing = RunsFolder(folder).listing()
             cards, problems = list(listing.cards), listing.problems
-        matches = in_order([card for card in cards if not states or card.state in states], order)
+        matches = cards_in_order(
+            [card for card in cards if not states or card.state in states], order
+        )
     if as_json:
         print_json(runs_json(matches, problems))
         return

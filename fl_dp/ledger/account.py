@@ -23,7 +23,7 @@ from fl_dp.codec import decode, encode
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
-from fl_dp.plan.ceiling import Neighbours, ceiling, largest_history
+from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, largest_history
 from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta, floor
 
 from .entered import Entered, EnteredRecords, EnteredSweep, EnteredTraining, Unprotected
@@ -321,10 +321,10 @@ class AccountState:
         admitted = dict(largest_history(plan))
         if all(count <= admitted.get(released, 0) for released, count in after):
             return
-        if ceiling(plan, neighbours, after) > ceiling(plan, neighbours):
+        if epsilon_ceiling(plan, neighbours, after) > epsilon_ceiling(plan, neighbours):
             raise PrivacyBudgetExhausted(
                 f"'{name}' would repeat more than the account's cap on each {neighbours.unit} "
-                f"was charged for, epsilon {brief_epsilon(ceiling(plan, neighbours))}"
+                f"was charged for, epsilon {brief_epsilon(epsilon_ceiling(plan, neighbours))}"
             )
 
     @property

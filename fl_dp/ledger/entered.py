@@ -19,7 +19,7 @@ from fl_dp.accounting import (
 from fl_dp.codec import decode, encode
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
-from fl_dp.plan.ceiling import Neighbours, ceiling, joint_ceiling, union_of
+from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, joint_ceiling, union_of
 from fl_dp.promise import brief_epsilon
 
 from .entries import ANOTHER_VERSION, require_printable
@@ -93,7 +93,7 @@ class EnteredTraining(Entered):
 
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return that of the plan, and of repetitions beyond it."""
-        return ceiling(self.state.plan, neighbours, self.state.history)
+        return epsilon_ceiling(self.state.plan, neighbours, self.state.history)
 
     @property
     def is_replaceable(self) -> bool:

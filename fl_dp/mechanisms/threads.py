@@ -75,7 +75,7 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
                     raise
 
     most = count if at_most is None else at_most
-    helpers = min(processors(), most) - 1
+    helpers = min(usable_processors(), most) - 1
     running = [submit(until_done) for _ in range(helpers)]
     try:
         until_done()
@@ -105,14 +105,14 @@ def submit(
 
 
 @cache
-def processors() -> int:
+def usable_processors() -> int:
     """The number of processors that this process may use, at most 8."""
     return min(machine.processors(), _MAX_THREADS)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(processors(), thread_name_prefix="fl-dp")
+    return ThreadPoolExecutor(usable_processors(), thread_name_prefix="fl-dp")
 
 
 if hasattr(os, "register_at_fork"):  # a forked process has none of the threads

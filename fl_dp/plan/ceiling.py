@@ -44,7 +44,7 @@ class Neighbours:
 
 
 @lru_cache(maxsize=256)
-def ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> float:
+def epsilon_ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = ()) -> float:
     """Return the most epsilon, at the plan's delta, that it may spend for any neighbours.
 
     Its own neighbours': the budget. A client's release counts for each of its persons and records

@@ -219,7 +219,7 @@ def signature_to_content(signature: bytes) -> RecordDict:
     return RecordDict({"config": ConfigRecord({_SIGNATURE: signature})})
 
 
-def signature_of(content: RecordDict) -> bytes:
+def member_signature(content: RecordDict) -> bytes:
     """Read a member's signature.
 
     Raises:

@@ -53,7 +53,7 @@ class ArrayForm:
         return np.dtype(np.float32) if self.bfloat16 else self.stored
 
 
-def form_of(dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
+def array_form(dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
     """The form of numbers that NumPy stores as it computes with them."""
     stored = np.dtype(dtype)
     return ArrayForm(shape=shape, declared=stored.name, stored=stored, bfloat16=False)

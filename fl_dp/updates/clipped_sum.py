@@ -378,7 +378,7 @@ class ClippedSum(_Sum):
         # An update of several blocks has the threads to itself; rows of one block share them.
         parts = 1
         if self.layout.size < 2 * _BLOCK:
-            parts = max(1, min(threads.processors(), len(rows)))
+            parts = max(1, min(threads.usable_processors(), len(rows)))
         sums = [self._empty() for _ in range(parts)]
         running = [
             threads.submit(part._add_vectors, rows[start::parts])

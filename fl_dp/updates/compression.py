@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from .arrays import ArrayForm, form_of, read
+from .arrays import ArrayForm, array_form, read
 from .compression_options import NARROW_FORMATS, CompressionOptions
 from .layout import RefusedUpdate, VectorLayout, only_array_record
 from .narrow import narrow, narrow_form, narrow_values
@@ -110,8 +110,8 @@ class Compression(CompressionOptions):
             return {"values": narrow_form(self.up, (size,))}
         count = self._sent_count(size)
         levels = {
-            "scales": form_of("<f8", scales_shape(count)),
-            "codes": form_of("u1", codes_shape(count, self.bits)),
+            "scales": array_form("<f8", scales_shape(count)),
+            "codes": array_form("u1", codes_shape(count, self.bits)),
         }
         if self.up == "quantize":
             return levels
@@ -171,8 +171,8 @@ def _indices_form(count: int, size: int) -> ArrayForm:
     bitmap = math.ceil(size / 8)
     # The shorter of the two; both ends compute the choice, so that no message has to name it.
     if bitmap <= number.itemsize * count:
-        return form_of("u1", (bitmap,))
-    return form_of(number, (count,))
+        return array_form("u1", (bitmap,))
+    return array_form(number, (count,))
 
 
 def _encoded_indices(indices: NDArray[np.int64], size: int) -> NDArray[np.unsignedinteger]:

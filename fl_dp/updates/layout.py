@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms.threads import in_blocks
 
-from .arrays import ArrayForm, array_of, filled_array, form_of, moved_inwards, read
+from .arrays import ArrayForm, array_form, array_of, filled_array, moved_inwards, read
 from .shared_part import matching
 
 
@@ -113,7 +113,7 @@ class VectorLayout:
 
     def in_float64(self) -> Self:
         """The same names and shapes, every array in float64."""
-        wide = (replace(spec, form=form_of(np.float64, spec.shape)) for spec in self.released)
+        wide = (replace(spec, form=array_form(np.float64, spec.shape)) for spec in self.released)
         return replace(self, released=tuple(wide))
 
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:

@@ -121,6 +121,6 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if name in every or any(fnmatchcase(name, p) for p in every)]
 
 
-def in_order(names: Iterable[str], values: Mapping[str, Values]) -> list[Values]:
+def values_in_order(names: Iterable[str], values: Mapping[str, Values]) -> list[Values]:
     """Values in the order of names."""
     return [values[name] for name in names]

@@ -36,7 +36,7 @@ ORDERS: dict[str, _Order] = {
 """Orders of a table by name: newest, furthest and best first, least epsilon first; unknown last."""
 
 
-def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
+def cards_in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
     """Runs in one of `ORDERS`, a sweep's together at its first one."""
     ordered = sorted(cards, key=ORDERS[order])
     members: dict[str, list[RunCard]] = {}

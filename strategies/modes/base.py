@@ -201,7 +201,7 @@ def numbers_of(content: RecordDict) -> dict[str, list[float]]:
     return metrics
 
 
-def one_of(
+def single_number(
     measured: Mapping[str, Sequence[float]], name: str, *, missing: float = math.nan
 ) -> float:
     """A client's metric if it reported one number under that name, else `missing`."""

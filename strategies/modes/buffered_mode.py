@@ -13,7 +13,7 @@ from fl_dp.protocol.message_keys import UTILITY_METRIC
 
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import numbers_of, observed, one_of
+from .base import numbers_of, observed, single_number
 from .central_mode import CentralMode
 from .planned import ChargedRound
 
@@ -50,6 +50,6 @@ class BufferedMode(CentralMode):
         if not isinstance(sent, np.ndarray):
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite adds nothing
                 sent = self.layout.flatten(sent) - origin
-        reports = {name: one_of(measured, name) for name in measured}
+        reports = {name: single_number(measured, name) for name in measured}
         norm = self.sums.add(sent, reports, weight=weight)
-        return [observed(unit, server_round, norm, one_of(measured, UTILITY_METRIC))]
+        return [observed(unit, server_round, norm, single_number(measured, UTILITY_METRIC))]

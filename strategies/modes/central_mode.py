@@ -19,7 +19,7 @@ from fl_dp.updates.compression import sum_bytes
 from ..message_exchange import Ask
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import Cohort, Released, coin_rate, numbers_of, observed, one_of
+from .base import Cohort, Released, coin_rate, numbers_of, observed, single_number
 from .planned import ChargedRound, PlannedMode
 from .scalars import released_by
 
@@ -107,8 +107,8 @@ class CentralMode(PlannedMode[Plan]):
                 for unit, report in zip(units, reports, strict=False)
             ]
         unit = self.update_in(content)
-        norm = self._sums.add(unit, {name: one_of(measured, name) for name in measured})
-        return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
+        norm = self._sums.add(unit, {name: single_number(measured, name) for name in measured})
+        return [observed(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Add the noise to every sum. See `Mode.release`."""

@@ -18,7 +18,7 @@ from fl_dp.updates.clipped_sum import PlainSum
 from ..message_exchange import Ask
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import Mode, Released, numbers_of, observed, one_of
+from .base import Mode, Released, numbers_of, observed, single_number
 
 
 class UnprotectedMode(Mode):
@@ -44,13 +44,13 @@ class UnprotectedMode(Mode):
     ) -> list[Observation]:
         """Add one reply. See `Mode.fold`."""
         measured = numbers_of(content)
-        weight = one_of(measured, self._weighted_by, missing=1.0)
+        weight = single_number(measured, self._weighted_by, missing=1.0)
         unit = self.update_in(content)
         norm = self._total.add(unit, weight=weight)
         if math.isfinite(norm):
             self._weight += weight
             self._contributions += norm * weight > 0.0
-        return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
+        return [observed(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Divide by the weights; nothing moves if nobody replied."""

@@ -24,8 +24,8 @@ from fl_dp.protocol.secure_sum_messages import (
     MemberQuestion,
     content_digest,
     masked_of,
+    member_signature,
     opened_of,
-    signature_of,
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
@@ -173,7 +173,7 @@ class OneSum:
         """Let members sign who replied, until enough have."""
         for position, content in self._ask_members(VIEW_ACTION, opened, ask):
             try:
-                opened.sign(position, signature_of(content))
+                opened.sign(position, member_signature(content))
             except ValueError:
                 continue
             if opened.has_quorum:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from fl_dp.app import train_private
-from fl_dp.app.client_arrays import fresh, parts_of, tensors_of
+from fl_dp.app.client_arrays import client_parts, fresh, tensors_of
 from fl_dp.app.shared_memory import require_apart
 
 CLIENTS, ROWS = 12, 6
@@ -165,9 +165,9 @@ def test_of_a_partition_the_rows_that_are_dealt_count(one: Any) -> None:
     else:
         others, same = Subset(one, range(15, 20)), Subset(one, range(14, 20))
     rows = [range(8), range(8, 15)]
-    assert len(parts_of(one, rows, others)[0]) == 2
+    assert len(client_parts(one, rows, others)[0]) == 2
     with pytest.raises(ValueError, match="shares memory"):
-        parts_of(one, rows, same)
+        client_parts(one, rows, same)
 
 
 def test_they_are_refused_before_a_ledger_exists(tmp_path: Path) -> None:
@@ -181,42 +181,42 @@ def test_they_are_refused_before_a_ledger_exists(tmp_path: Path) -> None:
 
 Wrong = tuple[Callable[[], Any], str]
 WRONG: dict[str, Wrong] = {
-    "a stream": (lambda: parts_of([Streamed()], None), "client 0: .*Streamed .*list"),
-    "nothing is dealt": (lambda: parts_of(arrays(), [[], []]), "no client has a record"),
-    "no records at all": (lambda: parts_of([Items([])] * 3, None), "no client has a record"),
+    "a stream": (lambda: client_parts([Streamed()], None), "client 0: .*Streamed .*list"),
+    "nothing is dealt": (lambda: client_parts(arrays(), [[], []]), "no client has a record"),
+    "no records at all": (lambda: client_parts([Items([])] * 3, None), "no client has a record"),
     "labels of two columns": (
-        lambda: parts_of([(X, np.zeros((20, 2)))], None),
+        lambda: client_parts([(X, np.zeros((20, 2)))], None),
         r"labels of shape \(20, 2\)",
     ),
-    "texts": (lambda: parts_of([(np.array(["a", "b"]), Y[:2])], None), "no array of numbers"),
+    "texts": (lambda: client_parts([(np.array(["a", "b"]), Y[:2])], None), "no array of numbers"),
     "items of several shapes": (
-        lambda: parts_of([Items([(torch.zeros(2), 0), (torch.zeros(3), 1)])], None),
+        lambda: client_parts([Items([(torch.zeros(2), 0), (torch.zeros(3), 1)])], None),
         r"client 0: records have shapes \(2,\) and \(3,\)",
     ),
-    "no pairs": (lambda: parts_of([Items([torch.zeros(3)])], None), "pairs of a record"),
-    "no test": (lambda: parts_of(clients(), None, (X[:0], Y[:0])), "test holds no records"),
+    "no pairs": (lambda: client_parts([Items([torch.zeros(3)])], None), "pairs of a record"),
+    "no test": (lambda: client_parts(clients(), None, (X[:0], Y[:0])), "test holds no records"),
     "several splits": (
-        lambda: parts_of(cast(Any, Splits(train=TABLE)), 2),
+        lambda: client_parts(cast(Any, Splits(train=TABLE)), 2),
         r"holds several data sets: write one of them, such as data\['train'\]",
     ),
     "columns of another name": (
-        lambda: parts_of([Table({"x": [[1.0]], "fine_label": [1]})], None),
+        lambda: client_parts([Table({"x": [[1.0]], "fine_label": [1]})], None),
         "'x', 'fine_label': .*rename_column",
     ),
     "two columns of records": (
-        lambda: parts_of([Table({"x": [[1.0]], "z": [[1.0]], "label": [1]})], None),
+        lambda: client_parts([Table({"x": [[1.0]], "z": [[1.0]], "label": [1]})], None),
         "'x', 'z', 'label'",
     ),
     "a number beside the record": (
-        lambda: parts_of([Table({"x": [[1.0]], "age": [61], "label": [1]})], None),
+        lambda: client_parts([Table({"x": [[1.0]], "age": [61], "label": [1]})], None),
         "'x', 'age', 'label': keep one",
     ),
     "texts of a table": (
-        lambda: parts_of([Table({"text": ["a"], "label": [1]})], None),
+        lambda: client_parts([Table({"text": ["a"], "label": [1]})], None),
         "lists of numbers",
     ),
     "a picture with a palette": (
-        lambda: parts_of([Table({"img": [Image.new("P", (2, 2))], "label": [1]})], None),
+        lambda: client_parts([Table({"img": [Image.new("P", (2, 2))], "label": [1]})], None),
         r"mode 'P': write picture.convert\('RGB'\)",
     ),
 }
@@ -236,7 +236,7 @@ def test_labels_may_be_a_column(kind: Any, of_items: bool) -> None:
     data: Any = (records, labels)
     if of_items:
         data = TensorDataset(torch.from_numpy(records), torch.from_numpy(labels))
-    [(_, read)], _ = parts_of([data], None)
+    [(_, read)], _ = client_parts([data], None)
     assert read.tolist() == [0, 1, 1, 0] and read.shape == (4,)
 
 
@@ -287,10 +287,10 @@ FORMATS = [as_they_come, in_torch, transformed]
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_table_of_hugging_face_is_its_column_and_its_labels(form: Any) -> None:
     records, labels = arrays()
-    [(read, read_labels)], _ = parts_of([form(table())], None)
+    [(read, read_labels)], _ = client_parts([form(table())], None)
     assert torch.equal(read, torch.from_numpy(records))
     assert read_labels.tolist() == labels.tolist()
-    dealt, _ = parts_of(form(table()), [[0, 1], [5]])
+    dealt, _ = client_parts(form(table()), [[0, 1], [5]])
     assert torch.equal(dealt[1][0], torch.from_numpy(records[[5]]))
 
 
@@ -309,6 +309,6 @@ def test_pictures_are_channels_of_numbers_from_0_to_1(mode: str, channels: int) 
     assert picture.mode == mode
     table = Table({"img": [picture], "label": [1]})
     for data in (table, Items([(picture, 1)]), Items([[picture, 1]])):
-        [(records, _)], _ = parts_of([data], None)
+        [(records, _)], _ = client_parts([data], None)
         expected = torch.from_numpy(pixels.reshape(4, 5, channels) / 255.0).permute(2, 0, 1)
         torch.testing.assert_close(records[0], expected.float())

@@ -19,7 +19,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.features import CheckpointSettings
 from fl_dp.app.task_client import app
-from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, parts_of, with_digests
+from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, training_rows, with_digests
 from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
@@ -115,9 +115,9 @@ def test_statistics_of_another_run_need_no_public_part_and_stay_the_same(tmp_pat
     ]
     # All training records are clients' then.
     whole, settings = len(load_dataset("digits").train_y), run.read_settings()
-    assert sum(map(len, parts_of(settings))) == whole
+    assert sum(map(len, training_rows(settings))) == whole
     with_public_part = compose_settings(["privacy=distributed_records", *SCATTERING])
-    assert sum(map(len, parts_of(with_public_part))) == whole - 300
+    assert sum(map(len, training_rows(with_public_part))) == whole - 300
     assert declared_records(with_public_part) == whole - 300
     # The run goes on with its own encoder alone.
     changed = bytearray(file.read_bytes())

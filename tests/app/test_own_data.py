@@ -23,7 +23,13 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app, hosted_units
-from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+from fl_dp.app.workload import (
+    check_data,
+    data_of_unit,
+    dataset_of,
+    initial_arrays_of,
+    training_rows,
+)
 from fl_dp.codec import encode_text
 from fl_dp.commands.jobs import find_jobs
 from fl_dp.protocol.instruction import RoundInstruction
@@ -277,7 +283,7 @@ def test_a_server_with_an_empty_test_part_is_refused(tmp_path: Path) -> None:
 
 def test_a_simulation_has_no_nodes_with_their_own_data(tmp_path: Path, server: Path) -> None:
     with pytest.raises(ValueError, match=r"SuperNodes that bring their own data.*dp-data-path="):
-        parts_of(settings_for(tmp_path, server, "task.partition=nodes"))
+        training_rows(settings_for(tmp_path, server, "task.partition=nodes"))
 
 
 # Where it trains.
@@ -316,7 +322,7 @@ def test_clients_that_are_left_out_have_no_part(tmp_path: Path) -> None:
                 *overrides,
             ]
         )
-        rows = parts_of(settings)
+        rows = training_rows(settings)
         return dataset_of(settings).features(np.concatenate(rows)), [len(each) for each in rows]
 
     whole, _ = parts(CLINICS)

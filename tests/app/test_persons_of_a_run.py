@@ -18,7 +18,7 @@ from torch import nn
 from worked_here import work_here
 
 from fl_dp.accounting import default_delta
-from fl_dp.app.client_arrays import parts_of
+from fl_dp.app.client_arrays import client_parts
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
 from fl_dp.app.private_module import train_private
@@ -27,7 +27,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, public_form_of, rows_of_unit
-from fl_dp.app.workload import parts_of as dealt
+from fl_dp.app.workload import training_rows as dealt
 from fl_dp.ledger import NodeLedger
 from fl_dp.statement.check import statement_differences
 from fl_dp.statement.sentences import UNITS
@@ -247,11 +247,11 @@ def arrays(persons: int = 12) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
 
 def test_rows_of_a_person_are_dealt_to_one_client() -> None:
     x, y, persons = arrays()
-    parts, _ = parts_of((x, y), 4, persons=persons)
+    parts, _ = client_parts((x, y), 4, persons=persons)
     at = [set(records[:, 0].tolist()) for records, _ in parts]
     assert [len(of_client) for of_client in at] == [3] * 4 and len(set.union(*at)) == 12
     table = Table({"x": x.tolist(), "label": y.tolist(), "who": persons})
-    again, _ = parts_of(table, 4, persons="who")
+    again, _ = client_parts(table, 4, persons="who")
     for (records, labels), (others, their) in zip(parts, again, strict=True):
         assert torch.equal(records, others) and torch.equal(labels, their)
 
@@ -259,15 +259,15 @@ def test_rows_of_a_person_are_dealt_to_one_client() -> None:
 def test_a_partition_that_divides_a_person_is_refused() -> None:
     x, y, _ = arrays(3)
     who = [0, 1, 1, 2, 2, 2]
-    parts_of((x, y), [[0, 1, 2], [3, 4, 5]], persons=who)
+    client_parts((x, y), [[0, 1, 2], [3, 4, 5]], persons=who)
     with pytest.raises(ValueError, match="divides 1 persons over several clients"):
-        parts_of((x, y), [[0, 1], [2, 3, 4, 5]], persons=who)
+        client_parts((x, y), [[0, 1], [2, 3, 4, 5]], persons=who)
     with pytest.raises(ValueError, match="6 rows, and persons of shape"):
-        parts_of((x, y), 2, persons=who[1:])
+        client_parts((x, y), 2, persons=who[1:])
     with pytest.raises(ValueError, match="write partition=100"):
-        parts_of([(x, y)], None, persons=who)
+        client_parts([(x, y)], None, persons=who)
     with pytest.raises(ValueError, match="no column 'who' of persons"):
-        parts_of((x, y), 2, persons="who")
+        client_parts((x, y), 2, persons="who")
 
 
 def test_a_module_is_trained_on_clients_of_whole_persons() -> None:

@@ -17,7 +17,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic, statistic_plan
 from fl_dp.app.task_client import app as client_app
-from fl_dp.app.workload import dataset_of, parts_of
+from fl_dp.app.workload import dataset_of, training_rows
 from fl_dp.codec import encode
 from fl_dp.commands.app import app
 from fl_dp.commands.stats import _show
@@ -72,13 +72,15 @@ def pixels() -> list[Any]:
     """One pixel of each client's records."""
     settings = compose_settings(SURE)
     dataset = dataset_of(settings)
-    return [dataset.features(rows).reshape(len(rows), -1)[:, 20] for rows in parts_of(settings)]
+    return [
+        dataset.features(rows).reshape(len(rows), -1)[:, 20] for rows in training_rows(settings)
+    ]
 
 
 def shares_of_labels() -> Any:
     """Share of each label on each client, summed over clients."""
     settings = compose_settings(SURE)
-    labels = [dataset_of(settings).labels(rows) for rows in parts_of(settings)]
+    labels = [dataset_of(settings).labels(rows) for rows in training_rows(settings)]
     return sum(np.bincount(mine, minlength=10) / len(mine) for mine in labels)
 
 

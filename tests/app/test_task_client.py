@@ -19,7 +19,7 @@ from fl_dp.app.settings import (
 )
 from fl_dp.app.settings.released import MetricsSettings
 from fl_dp.app.task_client import TaskClient, app
-from fl_dp.app.workload import dataset_of, model_of, parts_of
+from fl_dp.app.workload import dataset_of, model_of, training_rows
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.model_arrays import get_arrays, set_arrays
@@ -61,7 +61,7 @@ def bundle(*metrics: Any) -> GaussianBundle:
 
 
 def part(index: int) -> tuple[np.ndarray, np.ndarray]:
-    dataset, rows = dataset_of(SETTINGS), parts_of(SETTINGS)[index]
+    dataset, rows = dataset_of(SETTINGS), training_rows(SETTINGS)[index]
     return dataset.features(rows), dataset.labels(rows)
 
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import Settings
-from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
+from fl_dp.app.workload import dataset_of, initial_arrays_of, training_rows
 from fl_dp.commands.app import app
 from fl_dp.lab.attacks.membership.observations import Observations
-from fl_dp.lab.games.membership import GameResult, play, promise_to, train_with
+from fl_dp.lab.games.membership import GameResult, play_membership, promise_to, train_with
 
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
@@ -74,7 +74,7 @@ def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path:
         "simulation.units_per_node=4",
     )
     one = nobody(settings)
-    one[parts_of(settings)[2]] = True
+    one[training_rows(settings)[2]] = True
     without, again, with_one = (
         moved(settings, members, "client", tmp_path / str(number))
         for number, members in enumerate((nobody(settings), nobody(settings), one))
@@ -223,7 +223,7 @@ def test_an_attack_above_the_curve_ends_with_status_1(
     # A promise that the trainings do not keep: they are not private at all.
     promise = promise_to(settings_of("privacy.epsilon=1", "privacy.delta=1e-5"), "client")
     monkeypatch.setattr("fl_dp.lab.games.membership.promise_to", lambda settings, unit: promise)
-    monkeypatch.setattr("fl_dp.lab.games.membership.play", lambda *_, **__: perfect)
+    monkeypatch.setattr("fl_dp.lab.games.membership.play_membership", lambda *_, **__: perfect)
     found = attack_records(tmp_path, random_labels, "privacy=none", status=1)
     assert found["exceeds"]
 
@@ -252,4 +252,4 @@ def test_data_of_your_own_need_a_word(random_labels: Path) -> None:
 def test_clients_that_share_records_are_refused() -> None:
     settings = settings_of("privacy=none", "task.records_per_client=1000")
     with pytest.raises(ValueError, match="clients share records"):
-        play(settings, "record", models=4)
+        play_membership(settings, "record", models=4)

@@ -54,7 +54,7 @@ def test_a_fork_leaves_a_branch() -> None:
 
 
 def test_a_fork_shares_work_among_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "processors", lambda: 2)
+    monkeypatch.setattr(threads, "usable_processors", lambda: 2)
     threads.share(9, lambda index: None)  # the parent's threads are there
     child = os.fork()
     if child == 0:
@@ -67,7 +67,7 @@ def test_a_fork_shares_work_among_threads_of_its_own(monkeypatch: pytest.MonkeyP
 def test_where_a_part_fails_in_another_thread_no_other_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "processors", lambda: 2)
+    monkeypatch.setattr(threads, "usable_processors", lambda: 2)
     helpers: list[Future[None]] = []
     here: list[int] = []
 
@@ -90,7 +90,7 @@ def test_where_a_part_fails_in_another_thread_no_other_begins(
 
 
 def test_nobody_works_on_behind_the_error_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "processors", lambda: 2)
+    monkeypatch.setattr(threads, "usable_processors", lambda: 2)
     began, over = threading.Event(), threading.Event()
     late: list[int] = []
 

@@ -14,9 +14,9 @@ from fl_dp.protocol.secure_sum_messages import (
     content_digest,
     masked_of,
     masked_to_content,
+    member_signature,
     opened_of,
     opened_to_content,
-    signature_of,
     signature_to_content,
     terms_in,
     text_of,
@@ -99,7 +99,7 @@ def test_every_message_survives_the_wire() -> None:
         terms="t", online=(2, 4), labels={2: b"p", 4: b"q"}, bundles={2: b"m", 4: b"n"}, quorum={}
     )
     assert MemberQuestion.from_content(wired(question.to_content())) == question
-    assert signature_of(wired(signature_to_content(b"s"))) == b"s"
+    assert member_signature(wired(signature_to_content(b"s"))) == b"s"
     assert text_of(wired(text_to_content("hello"))) == "hello"
 
 

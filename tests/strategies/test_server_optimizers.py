@@ -12,7 +12,7 @@ import flwr.server.strategy as legacy
 import flwr.serverapp.strategy as flower
 import numpy as np
 import pytest
-from fl_dp.strategies.optimizer_state import NotPlain, pack, unpack
+from fl_dp.strategies.optimizer_state import NotPlain, pack_state, unpack_state
 from fl_dp.strategies.server_optimizer import ServerOptimizer
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import (
@@ -517,7 +517,9 @@ def assert_equal(got: Any, expected: Any) -> None:
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_survive_a_file(value: Any, kind: str, tmp_path: Path) -> None:
-    assert_equal(unpack(through_a_file(pack({"v": value}), tmp_path, kind)), {"v": value})
+    assert_equal(
+        unpack_state(through_a_file(pack_state({"v": value}), tmp_path, kind)), {"v": value}
+    )
 
 
 @pytest.mark.parametrize(
@@ -534,14 +536,16 @@ def test_plain_values_survive_a_file(value: Any, kind: str, tmp_path: Path) -> N
 )
 def test_what_is_not_plain_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(NotPlain, match="'here"):
-        pack({"here": value})
+        pack_state({"here": value})
 
 
 def test_the_state_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="not the state of a server optimizer"):
-        ServerOptimizer(FedAvg()).restore(pack({"strategy": "FedAvg", "round": 1, "config": {}}))
+        ServerOptimizer(FedAvg()).restore(
+            pack_state({"strategy": "FedAvg", "round": 1, "config": {}})
+        )
 
 
 def test_what_pack_did_not_make_is_refused() -> None:
     with pytest.raises(ValueError, match="not a saved state"):
-        unpack({"structure": np.arange(3, dtype=np.uint8)})
+        unpack_state({"structure": np.arange(3, dtype=np.uint8)})

@@ -239,7 +239,7 @@ def test_a_contribution_does_not_depend_on_the_others_nor_on_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int, clipping_norms: tuple[float, ...]
 ) -> None:
     model, updates = many_updates()
-    monkeypatch.setattr(shared_threads, "processors", lambda: 1)
+    monkeypatch.setattr(shared_threads, "usable_processors", lambda: 1)
     alone = []
     for update in updates:
         total = start(model, clipping_norms)
@@ -248,7 +248,7 @@ def test_a_contribution_does_not_depend_on_the_others_nor_on_threads(
         bounds = clipping_norms if len(clipping_norms) > 1 else [total.sensitivity]
         for group, bound in zip(total._groups, bounds, strict=True):
             assert is_within(total.total[group], total.grid, bound)
-    monkeypatch.setattr(shared_threads, "processors", lambda: threads)
+    monkeypatch.setattr(shared_threads, "usable_processors", lambda: threads)
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
         together = start(model, clipping_norms)
         before = np.zeros(together.layout.size)
@@ -333,7 +333,7 @@ def assert_rows_are_single_units(
 def test_rows_are_added_to_the_bit_as_single_units(
     monkeypatch: pytest.MonkeyPatch, threads: int, dtype: Any, clipping_norms: tuple[float, ...]
 ) -> None:
-    monkeypatch.setattr(shared_threads, "processors", lambda: threads)
+    monkeypatch.setattr(shared_threads, "usable_processors", lambda: threads)
     rng = np.random.default_rng(3)
     model = record(
         a=rng.normal(size=(50, 90)).astype(dtype),

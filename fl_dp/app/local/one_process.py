@@ -207,13 +207,13 @@ def _play_on_a_cluster(server: ServerApp, client: str, request: dict[str, Any]) 
     from fl_dp.app.in_process import configs_of_nodes
 
     from .cluster_grid import ClusterGrid
-    from .script_simulation import serve
+    from .script_simulation import serve_simulated
 
     run = {"run_id": secrets.randbits(63), "run_config": request["config"]}
     nodes = configs_of_nodes(request["nodes"])
     grid = ClusterGrid(nodes, client=client, **request["cluster"], **run)
     try:
-        serve(server, grid, **run)
+        serve_simulated(server, grid, **run)
     finally:
         grid.close()
 

@@ -78,10 +78,10 @@ def play(
     run_id = secrets.randbits(63)
     configs = None if num_nodes is None else configs_of_nodes(num_nodes)
     grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config, before=before)
-    serve(server, grid, run_id=run_id, run_config=run_config)
+    serve_simulated(server, grid, run_id=run_id, run_config=run_config)
 
 
-def serve(
+def serve_simulated(
     server: ServerApp, grid: InProcessGrid, *, run_id: int, run_config: Mapping[str, Any]
 ) -> None:
     """Run a `ServerApp` on a grid of simulated nodes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_dp.app.cells import moved
+from fl_dp.app.cells import settings_with
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings import Settings
@@ -56,7 +56,7 @@ def with_candidate(settings: Settings, candidate: str) -> Settings:
     for override in candidate.split():
         key, _, value = override.partition("=")
         require_tunable(key)
-        settings = moved(settings, key, value)
+        settings = settings_with(settings, key, value)
     return settings
 
 

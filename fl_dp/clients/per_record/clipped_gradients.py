@@ -183,7 +183,7 @@ def squared_norms(samples: Tensor) -> Tensor:
     return squares * _OF_BLOCKS
 
 
-def rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
+def squares_rounded_up(squares: Tensor, terms: Tensor, width: int) -> Tensor:
     """Return squared norms not too short in spite of rounding errors in a sum of `terms`.
 
     The relative error of float64 is at most sqrt(width * 2^-52) of the sum of the terms' lengths.

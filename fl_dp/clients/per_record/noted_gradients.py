@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .clipped_gradients import WIDE, Clip, rounded_up, squared_norms, weighted
+from .clipped_gradients import WIDE, Clip, squared_norms, squares_rounded_up, weighted
 from .exact_products import exact_products
 from .noted_layers import Convolution, EmbeddingTable, LayerUse, Linear
 
@@ -108,11 +108,11 @@ class Factors:
             squares.append(part)
             lengths.append(terms)
         if self._rows is None or self._added is None:
-            return rounded_up(torch.cat(squares), torch.cat(lengths), width)
+            return squares_rounded_up(torch.cat(squares), torch.cat(lengths), width)
         total, terms = self._squares_of_rows(), self._added.norm(dim=-1)
         if squares:
             total, terms = total + torch.cat(squares), torch.cat([torch.cat(lengths), terms], 1)
-        return rounded_up(total, terms, width)
+        return squares_rounded_up(total, terms, width)
 
     def weighted(self, factors: Tensor, finite: Tensor | None) -> Tensor:
         """The float64 sum of the `finite` records' scaled gradients; None: of all."""

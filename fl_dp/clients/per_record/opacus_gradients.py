@@ -31,8 +31,8 @@ from .clipped_gradients import (
     clipped_sum,
     mapped,
     outputs_of,
-    rounded_up,
     squared_norms,
+    squares_rounded_up,
     weighted,
 )
 from .coins_of_records import CoinsOfRecords
@@ -267,7 +267,7 @@ class _Noted:
             squares = self._factors.squared_norms()
         if self._bias is not None:
             b = self._b
-            squares = squares.to(b.device) + rounded_up(
+            squares = squares.to(b.device) + squares_rounded_up(
                 b.sum(1).square().sum(-1), b.norm(dim=-1), 0
             )
         return squares

@@ -32,7 +32,7 @@ from fl_dp.app.private_training import Records
 from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import TaskClient, hosted_units, train_many
-from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
+from fl_dp.app.workload import dataset_of, model_of, records_of, set_shared, training_rows
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.lab.attacks.membership.observations import (
@@ -174,7 +174,7 @@ def require_playable(settings: Settings, unit: str) -> None:
         raise ValueError("with privacy.unit=record nothing is promised to clients: attack records")
 
 
-def play(
+def play_membership(
     settings: Settings,
     unit: str,
     *,
@@ -194,7 +194,7 @@ def play(
     require_playable(settings, unit)
     if models < FEWEST_MODELS:
         raise ValueError(f"{models} models are too few: train at least {FEWEST_MODELS}")
-    dataset, parts = dataset_of(settings), parts_of(settings)
+    dataset, parts = dataset_of(settings), training_rows(settings)
     clients, rows = _candidate_rows(parts)
     if len(np.unique(rows)) < len(rows):
         raise ValueError(
@@ -310,7 +310,7 @@ def _app(members: NDArray[np.bool_], *, whole: bool) -> ClientApp:
     client = partial(_Player, members=members, whole=whole)
 
     def member_parts(settings: Settings) -> list[NDArray[np.int64]]:
-        return [part[members[part]] for part in parts_of(settings)]
+        return [part[members[part]] for part in training_rows(settings)]
 
     def together(
         context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]

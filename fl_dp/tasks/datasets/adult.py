@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
-from fl_dp.tasks.datasets.columns import Columns, Number, codes, encode
+from fl_dp.tasks.datasets.columns import Columns, Number, codes, encoded_rows
 from fl_dp.tasks.datasets.dataset import Dataset
 
 _NAMES = (
@@ -94,7 +94,7 @@ def parse_adult(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """
     rows = [_cells(line) for line in text.splitlines() if line.strip() and not line.startswith("|")]
     labels = codes("income", [row[-1].removesuffix(".") for row in rows], _INCOMES)
-    return encode((dict(zip(_NAMES, row, strict=True)) for row in rows), COLUMNS), labels
+    return encoded_rows((dict(zip(_NAMES, row, strict=True)) for row in rows), COLUMNS), labels
 
 
 def _cells(line: str) -> Sequence[str]:

@@ -37,7 +37,7 @@ def width(columns: Columns) -> int:
     return sum(_widths(columns))
 
 
-def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.float32]:
+def encoded_rows(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.float32]:
     """Encode a table's rows; columns that are not described are ignored.
 
     Returns:

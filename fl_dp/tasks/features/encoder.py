@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_dp.mechanisms.threads import processors
+from fl_dp.mechanisms.threads import usable_processors
 from fl_dp.tasks.models.weights import set_weights
 from fl_dp.user_code import Contained
 
@@ -131,7 +131,7 @@ class Encoder:
         """
         is_parallel = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
         before = torch.get_num_threads()
-        count, threads_each = (processors(), 1) if is_parallel else (1, before)
+        count, threads_each = (usable_processors(), 1) if is_parallel else (1, before)
 
         def prepare() -> None:
             torch.set_num_threads(threads_each)  # of this thread

@@ -15,7 +15,7 @@ from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import follow_log
 
 from .languages import LanguageTexts
-from .shown_runs import gauge_share, points, seconds_left
+from .shown_runs import gauge_share, round_points, seconds_left
 
 _TICK = 1.0
 _HEARTBEAT = 15.0
@@ -78,11 +78,11 @@ class LiveRuns:
         news = self.runs.follow(name, mark)
         text = ""
         if news.rounds or news.replaces:
-            data = {"anew": news.replaces, "points": points(news.rounds)}
+            data = {"anew": news.replaces, "points": round_points(news.rounds)}
             text = _event("rounds", data, f"{news.mark.file}.{news.mark.offset}")
         # The statement is written after the last round, and the run's process ends after that.
         over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
-        return news.mark, text, _event("state", state_of(card, words)), over
+        return news.mark, text, _event("state", live_state(card, words)), over
 
     def _look_at_log(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str]:
         try:
@@ -94,7 +94,7 @@ class LiveRuns:
         return news.mark, _event("log", {"anew": news.replaces, "lines": news.lines})
 
 
-def state_of(card: RunCard, words: LanguageTexts) -> dict[str, Any]:
+def live_state(card: RunCard, words: LanguageTexts) -> dict[str, Any]:
     """Values that a page shows of a run that goes on."""
     promise = card.promise
     return {

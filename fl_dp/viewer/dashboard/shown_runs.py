@@ -104,7 +104,9 @@ def seconds_left(card: RunCard) -> float | None:
     return seconds_per_round * max(card.rounds - card.round, 0)
 
 
-def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
+def round_points(
+    rounds: Sequence[Round], multipliers: Sequence[float | None] = ()
+) -> list[list[Any]]:
     """At most `MOST_POINTS` rounds as rows.
 
     A row has round, score, loss, epsilon, next clipping norm and noise multiplier; `multipliers`,
@@ -229,7 +231,7 @@ def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]
     return statistics.fmean(numbers), deviation
 
 
-def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
+def compared_settings(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
     """The settings in which runs differ, with each run's value; a dash for none."""
     return [(key, [_shown(run.settings.get(key)) for run in runs]) for key in differing_keys(runs)]
 

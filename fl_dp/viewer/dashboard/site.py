@@ -46,11 +46,11 @@ from .shown_runs import (
     SORTS,
     RunFilter,
     advice_for,
-    differences,
+    compared_settings,
     gauge_share,
     planned_and_done,
-    points,
     promise,
+    round_points,
     seconds_left,
     seed_rows,
     sweeps_of,
@@ -297,7 +297,7 @@ class Dashboard:
             not_covered=texts((run.statement or {}).get("not_covered")),
             images=images,
             metrics={METRICS[metric].title: value for metric, value in run.metrics.items()},
-            rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
+            rows=round_points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 
     def _sweep(self, request: Request, name: str) -> Response:
@@ -323,7 +323,7 @@ class Dashboard:
     def _points(self, name: str) -> Response:
         with _found_or_404():
             run = self.runs.read(name)
-        return JSONResponse({"points": points(run.rounds, run.noise_multipliers)})
+        return JSONResponse({"points": round_points(run.rounds, run.noise_multipliers)})
 
     def _events(self, request: Request, name: str) -> Response:
         with _found_or_404():
@@ -358,7 +358,7 @@ class Dashboard:
             "compare.html",
             runs=runs,
             missing=missing,
-            differences=differences(runs),
+            differences=compared_settings(runs),
             rows=rows,
             promises=grouped(rows, lambda row: row.terms),
         )

@@ -22,7 +22,7 @@ from .untrusted import (
     Unreadable,
     folders_below,
     parsed_json,
-    parts_of,
+    path_parts,
     read_object,
     read_whole,
     shown,
@@ -143,8 +143,8 @@ class RunsFolder:
         return follow(self.root, name, mark)
 
     def _require(self, name: str, file: str = CONFIG) -> None:
-        path = self.root.joinpath(*parts_of(name))
-        steps = [path, *path.parents][: len(parts_of(name))]
+        path = self.root.joinpath(*path_parts(name))
+        steps = [path, *path.parents][: len(path_parts(name))]
         if any(step.is_symlink() for step in steps) or not path.is_dir():
             raise FileNotFoundError(f"there is no run '{name}' here")
         if not os.path.lexists(path / file):

@@ -37,7 +37,7 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         Unreadable: If it is a link, no plain file, or `name` leads elsewhere.
         OSError: If it can't be read.
     """
-    *folders, last = parts_of(name)
+    *folders, last = path_parts(name)
     parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
@@ -54,7 +54,7 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def parts_of(name: str) -> list[str]:
+def path_parts(name: str) -> list[str]:
     """Split a name below a folder.
 
     Raises:
@@ -126,7 +126,7 @@ def read_whole(root: Path, name: str, *, most: int) -> bytes:
     with opened(root, name) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
-        raise Unreadable(f"{parts_of(name)[-1]} is larger than {most:,} bytes")
+        raise Unreadable(f"{path_parts(name)[-1]} is larger than {most:,} bytes")
     return content
 
 
@@ -137,9 +137,9 @@ def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
         Unreadable: If it holds none, or as `read_whole`.
         OSError: As `opened`.
     """
-    document = tame(parsed_json(read_whole(root, name, most=most), parts_of(name)[-1]))
+    document = tame(parsed_json(read_whole(root, name, most=most), path_parts(name)[-1]))
     if not isinstance(document, dict):
-        raise Unreadable(f"{parts_of(name)[-1]} holds no JSON object")
+        raise Unreadable(f"{path_parts(name)[-1]} holds no JSON object")
     return document
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets.columns import Number, encode, width
+from fl_dp.tasks.datasets.columns import Number, encoded_rows, width
 
 COLUMNS: dict[str, Number | tuple[str, ...]] = {
     "age": Number(centre=40, scale=10),
@@ -21,7 +21,7 @@ ROWS = [
 
 
 def test_numbers_are_scaled_and_categories_become_one_hot() -> None:
-    encoded = encode(ROWS, COLUMNS)
+    encoded = encoded_rows(ROWS, COLUMNS)
     assert encoded.dtype == np.float32
     expected = [[1, 0, 0, 1, 0], [-1.45, 1, 0, 0, np.log(100)]]
     np.testing.assert_allclose(encoded, expected, rtol=1e-6)
@@ -29,11 +29,11 @@ def test_numbers_are_scaled_and_categories_become_one_hot() -> None:
 
 
 def test_a_row_s_numbers_do_not_depend_on_the_other_rows() -> None:
-    np.testing.assert_array_equal(encode(ROWS[:1], COLUMNS), encode(ROWS, COLUMNS)[:1])
+    np.testing.assert_array_equal(encoded_rows(ROWS[:1], COLUMNS), encoded_rows(ROWS, COLUMNS)[:1])
 
 
 def test_no_rows_make_an_empty_table() -> None:
-    assert encode([], COLUMNS).shape == (0, 5)
+    assert encoded_rows([], COLUMNS).shape == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_no_rows_make_an_empty_table() -> None:
 )
 def test_a_cell_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        encode([ROWS[0] | change], COLUMNS)
+        encoded_rows([ROWS[0] | change], COLUMNS)
