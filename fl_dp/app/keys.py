@@ -18,8 +18,8 @@ from typing import Any, get_args, get_type_hints
 from .schema import groups
 from .settings import CHOICES, OPTIONS, CurveSettings, Settings
 from .settings.checks import is_tracked, is_tunable
+from .settings.docstring_sentences import sentences_of
 from .settings.options import chosen_by
-from .settings.sentences import sentences_of
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",

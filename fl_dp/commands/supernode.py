@@ -98,7 +98,7 @@ def supernode(
     isolated = user is not None and found_isolated(policy, user, guarded)
     with exit_on_errors():
         from fl_dp.app.local.local_supernode import supernode_for
-        from fl_dp.gate.supernode import gated_supernode
+        from fl_dp.gate.gated_supernode import gated_supernode
 
         user_id = None if user is None else user.uid
         supernode_for(user_id, socket=guarded.runtime_socket)

@@ -38,7 +38,7 @@ class SecureSumFailed(RuntimeError):
     """A sum that could not be opened: nothing was released, and everything stays charged."""
 
 
-class MemberQuestion(NamedTuple):
+class OpeningQuestion(NamedTuple):
     """A question to a member besides the terms, in the order of `SecureNode.open`.
 
     Attributes:
@@ -152,7 +152,7 @@ class OpenSum:
         self._asked = True
         return view_text(self.terms, self.online, self.labels)
 
-    def question(self, member: int) -> MemberQuestion:
+    def question(self, member: int) -> OpeningQuestion:
         """Return what to ask a member. It ends the folding of messages.
 
         Raises:
@@ -164,7 +164,7 @@ class OpenSum:
             client: needed_of(self._heads[client].bundles[position], self._indices[client])
             for client in self.online
         }
-        return MemberQuestion(self.online, self.labels, bundles)
+        return OpeningQuestion(self.online, self.labels, bundles)
 
     def sign(self, member: int, signature: bytes) -> None:
         """Store a member's signature of the view, for the cross-check, unless it is wrong."""

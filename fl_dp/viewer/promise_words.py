@@ -20,7 +20,7 @@ def shared_words(code: str) -> Mapping[str, str]:
     return words
 
 
-def numbers_in(words: Mapping[str, str], promise: Guarantee | None) -> str:
+def promise_numbers(words: Mapping[str, str], promise: Guarantee | None) -> str:
     """What is stated, spent and budgeted, or that nothing is promised."""
     if promise is None:
         return words["promise.pending"]
@@ -37,10 +37,10 @@ def numbers_in(words: Mapping[str, str], promise: Guarantee | None) -> str:
     return words["promise.of_budget"].format(epsilon=promise.number, budget=budget)
 
 
-def terms_in(words: Mapping[str, str], promise: Guarantee | None) -> str:
+def promise_terms(words: Mapping[str, str], promise: Guarantee | None) -> str:
     """All but the numbers; a text that nothing is promised, if so."""
     if promise is None or not promise.promises:
-        return numbers_in(words, promise)
+        return promise_numbers(words, promise)
     unknown = words["promise.unknown"]
     unit, against = unknown, unknown
     if promise.unit is not None:

@@ -17,10 +17,10 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings.checks import positive
 from fl_dp.app.settings.data import TASK
+from fl_dp.app.settings.docstring_sentences import sentences_of
 from fl_dp.app.settings.optimizers import CLIENT
 from fl_dp.app.settings.option import Option, key, made_by, option
 from fl_dp.app.settings.options import OPTIONS
-from fl_dp.app.settings.sentences import sentences_of
 from fl_dp.app.settings.statistic import STATISTIC
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.option_errors import OptionError

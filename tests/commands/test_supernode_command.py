@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from fl_dp.commands.app import app
+from fl_dp.gate import gated_supernode as gated
 from fl_dp.gate import isolation
-from fl_dp.gate import supernode as gated
 from fl_dp.gate.app_user import AppUser
 from fl_dp.gate.gate import Gate
 from fl_dp.gate.isolation import Attempt, Guarded

@@ -27,7 +27,7 @@ from secure_sums import RUN, Federation, send
 from fl_dp.secagg import OpenSum, Refused, SecureNode, SecureSumFailed, SQLiteStore, SumTerms
 from fl_dp.secagg.client import MaskedMessage
 from fl_dp.secagg.member import Opened
-from fl_dp.secagg.opening import MemberQuestion
+from fl_dp.secagg.opening import OpeningQuestion
 
 NODES = 5
 
@@ -41,7 +41,7 @@ class Sum:
     values: np.ndarray
     requests: list[int] = field(default_factory=list)  # to nodes
     replies: list[tuple[int, MaskedMessage, np.ndarray]] = field(default_factory=list)
-    questions: dict[int, MemberQuestion] = field(default_factory=dict)
+    questions: dict[int, OpeningQuestion] = field(default_factory=dict)
     answers: list[tuple[int, Opened]] = field(default_factory=list)
     views: dict[int, bytes] = field(default_factory=dict)
     folded: dict[int, np.ndarray] = field(default_factory=dict)
@@ -164,7 +164,9 @@ class Network(RuleBasedStateMachine):
         for member in members if all_of_them else [data.draw(st.sampled_from(members))]:
             node = self.node_at(member)
 
-            def work(node: int = node, asked: MemberQuestion = current.questions[member]) -> Opened:
+            def work(
+                node: int = node, asked: OpeningQuestion = current.questions[member]
+            ) -> Opened:
                 return self.nodes[node].open(text, *asked, current.views)
 
             opened = self.attempt(node, "open", current.terms.number, work)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from fl_dp.option_errors import OptionError
 
 from .checks import choices, tracked
-from .sentences import sentences_of
+from .docstring_sentences import sentences_of
 
 _OF_THE_MAKER: Any = object()
 _FIRST_WORD = re.compile(r"[\w.]*")

@@ -17,7 +17,7 @@ from typing import Any
 
 from fl_dp.guarantee import Guarantee
 from fl_dp.tasks.public_scores import Score
-from fl_dp.viewer.promise_words import numbers_in, shared_words, terms_in
+from fl_dp.viewer.promise_words import promise_numbers, promise_terms, shared_words
 
 _FOLDER = Path(__file__).parent / "words"
 FALLBACK = "en"
@@ -90,12 +90,12 @@ class LanguageTexts:
         return self("score.on", value=value, rows=self("score." + score.measured_on))
 
     def numbers(self, promise: Guarantee | None) -> str:
-        """What is stated, spent and budgeted; see `numbers_in`."""
-        return numbers_in(self.texts, promise)
+        """What is stated, spent and budgeted; see `promise_numbers`."""
+        return promise_numbers(self.texts, promise)
 
     def terms(self, promise: Guarantee | None) -> str:
-        """All of a promise but the numbers; see `terms_in`."""
-        return terms_in(self.texts, promise)
+        """All of a promise but the numbers; see `promise_terms`."""
+        return promise_terms(self.texts, promise)
 
     def moment(self, timestamp: float | None) -> str:
         """A date and time in this machine's zone."""

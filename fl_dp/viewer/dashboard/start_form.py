@@ -254,7 +254,7 @@ def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
 
 
 @cache
-def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
+def folded_groups(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
     """Keys that are folded away, by group."""
     keys: dict[str, tuple[Key, ...]] = {}
     for name, key in offered(kind, own_data=own_data).items():

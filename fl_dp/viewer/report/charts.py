@@ -12,7 +12,7 @@ from fl_dp.promise import brief_epsilon
 from fl_dp.tasks.public_scores import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 from fl_dp.viewer.found_runs.run_groups import Group, RoundRange
-from fl_dp.viewer.promise_words import terms_in
+from fl_dp.viewer.promise_words import promise_terms
 
 from .page_words import WORDS
 
@@ -166,7 +166,7 @@ def _over_spending(groups: Sequence[Group], looks: Sequence[int]) -> list[Chart 
     """Charts with an axis of epsilon, of runs whose promises have the same terms."""
     promises = [run.card.promise for group in groups for run in group.runs]
     budget = _only({None if promise is None else promise.budget for promise in promises})
-    terms = terms_in(WORDS, promises[0])
+    terms = promise_terms(WORDS, promises[0])
     curves = [
         _curve(group.name, look, group.series(_epsilon))
         for group, look in zip(groups, looks, strict=True)

@@ -21,7 +21,7 @@ from fl_dp.viewer.found_runs.run_groups import (
     shown_value,
 )
 from fl_dp.viewer.jinja import environment
-from fl_dp.viewer.promise_words import numbers_in, terms_in
+from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
@@ -155,7 +155,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
                 _number(_value_of(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
-                numbers_in(WORDS, card.promise),
+                promise_numbers(WORDS, card.promise),
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
                 *values,
             )
@@ -185,7 +185,7 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
                 _count(group),
                 _mean(group, partial(_value_of, score=score)),
                 _mean(group, lambda run: run.card.test_loss),
-                numbers_in(WORDS, promise),
+                promise_numbers(WORDS, promise),
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
@@ -195,7 +195,7 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
 
 def _caption(key: str, runs: Sequence[FoundRun]) -> str:
     """A table's caption with the promise of its runs, which all have the same terms."""
-    return f"{WORDS[key]}. {WORDS['promise.title']}: {terms_in(WORDS, runs[0].card.promise)}"
+    return f"{WORDS[key]}. {WORDS['promise.title']}: {promise_terms(WORDS, runs[0].card.promise)}"
 
 
 def _heading(name: str, runs: Sequence[FoundRun]) -> str:

@@ -17,7 +17,7 @@ from fl_dp.terminal.results import noise_of_mean
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
-from fl_dp.viewer.promise_words import numbers_in, terms_in
+from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
 from .page_words import WORDS, Table
 
@@ -78,7 +78,7 @@ class ReportedRun:
     @property
     def terms(self) -> str:
         """All of its promise but the numbers."""
-        return terms_in(WORDS, self.run.card.promise)
+        return promise_terms(WORDS, self.run.card.promise)
 
     @property
     def score(self) -> Row | None:
@@ -209,7 +209,7 @@ def _other_promises(run: FoundRun) -> list[Row]:
 def _in_full(promise: Guarantee) -> str:
     if not promise.promises:
         return WORDS["promise.nothing"]
-    numbers, terms = numbers_in(WORDS, promise), terms_in(WORDS, promise)
+    numbers, terms = promise_numbers(WORDS, promise), promise_terms(WORDS, promise)
     return f"{WORDS['promise.epsilon']} {numbers} {terms}"
 
 

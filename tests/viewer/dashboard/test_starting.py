@@ -27,7 +27,7 @@ from fl_dp.viewer.dashboard.start_form import (
     Request,
     WrongField,
     WrongForm,
-    folded,
+    folded_groups,
     offered,
     override_of,
     read_form,
@@ -81,7 +81,7 @@ def placeholder_of(name: str, page: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_every_field_is_a_key_and_shown_once(kind: Kind) -> None:
-    shown = [*kind.first, *(key.name for keys in folded(kind).values() for key in keys)]
+    shown = [*kind.first, *(key.name for keys in folded_groups(kind).values() for key in keys)]
     assert sorted(shown) == sorted(offered(kind))
     assert set(shown) <= set(all_keys())
 
