@@ -10,6 +10,7 @@ from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.promise import brief_epsilon, rounded_up
 from fl_dp.statement.words import describe_event
+from fl_dp.terminal.node_ledger_view import guarantee_at_node
 
 _KINDS = 3  # kinds of releases that are listed: those that were made most often
 
@@ -50,5 +51,6 @@ def _of_account(spending: Spending, cap: PrivacyBudget) -> str:
     unit = "client as a whole" if spending.unit == "client" else spending.unit
     return (
         f"Of epsilon {brief_epsilon(cap.epsilon)}, {names} has spent epsilon {spent} for each "
-        f"{unit}; what still fits is {', or '.join(fits) or 'nothing'}"
+        f"{unit} ({guarantee_at_node(spending).terms}); what still fits is "
+        f"{', or '.join(fits) or 'nothing'}"
     )

@@ -64,7 +64,8 @@ def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
         lines.append("Nothing was spent")
     else:
         bounds = least.epsilon()
-        line = f"Spent: epsilon {_spent(least)} of {_limit(least)} at delta {_delta(least)}"
+        terms = guarantee_at_node(least).terms
+        line = f"Spent: epsilon {_spent(least)} of {_limit(least)} {terms}"
         if bounds.by_name:
             line += f", by {ACCOUNTANTS.get(bounds.best_name)}"
         if len(spendings) > 1:
@@ -78,7 +79,7 @@ def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
 
 def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     """Return the accounts of one or more ledgers as a table for the terminal."""
-    headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
+    headings = ("data", "unit, neighbours", "releases", "epsilon", "of at most", "delta")
     rows = []
     for spending in [spending for ledger in ledgers for spending in ledger.spendings]:
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
@@ -87,8 +88,8 @@ def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
             cap = brief_epsilon(spending.budget.epsilon)
         sources = ", ".join(sorted(spending.sources))
         epsilon, delta = _spent(spending), _delta(spending)
-        rows.append((sources, spending.unit, "\n".join(releases), epsilon, cap, delta))
-    return sheet(title, headings, rows)
+        rows.append((sources, _units(spending), "\n".join(releases), epsilon, cap, delta))
+    return sheet(f"{title}: epsilon, against {Against.OF_EACH_RUN}", headings, rows)
 
 
 def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict[str, Any]:
@@ -162,10 +163,14 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
         of = "no cap" if budget is None else brief_epsilon(budget.epsilon)
         sources = ", ".join(sorted(spending.sources))
         spent, delta = _spent(spending), _delta(spending)
-        accounts.append((sources, spending.unit, spent, left, of, delta))
+        accounts.append((sources, _units(spending), spent, left, of, delta))
     tables = [
         sheet("Uses of the data", ("run", "app", "for", "data", "unit", "days", "answers"), uses),
-        sheet("Epsilon", ("data", "unit", "spent", "left", "of", "delta"), accounts),
+        sheet(
+            f"Epsilon, against {Against.OF_EACH_RUN}",
+            ("data", "unit, neighbours", "spent", "left", "of", "delta"),
+            accounts,
+        ),
     ]
     if ledger.reliances:
         tables.append(_reliances_table(ledger.reliances))
@@ -244,6 +249,10 @@ def _delta(spending: Spending) -> str:
 def _remaining(spending: Spending) -> float:
     left = _left(spending, None)
     return math.inf if left is None else left
+
+
+def _units(spending: Spending) -> str:
+    return f"{spending.unit}, {guarantee_at_node(spending).neighbours}"
 
 
 def _spent(spending: Spending) -> str:

@@ -69,7 +69,8 @@ def test_what_still_fits_under_the_cap_is_said_and_is_true(tmp_path: Path) -> No
     status, said = call("check", config)
     assert status == 0
     told = re.search(
-        r"Of epsilon 40, 'ward' has spent epsilon ([0-9.]+) for each record; what still fits is a "
+        r"Of epsilon 40, 'ward' has spent epsilon ([0-9.]+) for each record \(at delta "
+        r"[^)]*one record \(zero-out\), against [^)]*\); what still fits is a "
         r"run of Gaussian noise of up to epsilon ([0-9.]+) by itself, or ([0-9,]+) more times .*"
         r"noise multiplier 8.*, or ([0-9,]+) more times .*noise multiplier 5",
         said,

@@ -33,7 +33,9 @@ def test_each_paper_has_the_promise_and_says_what_is_left_to_a_person(
     tmp_path: Path, form: str
 ) -> None:
     text = paper(form, write_run(tmp_path / "a", epsilon=2.0))
-    assert "epsilon 2.0000 at delta 0.003" in text
+    assert (
+        "epsilon 2 at delta 0.003, one client (zero-out), against whoever sees the models" in text
+    )
     assert "one client's whole contribution over the whole training" in text
     assert "the choice of hyper-parameters" in text
     assert text.count(TO_FILL) > 5
