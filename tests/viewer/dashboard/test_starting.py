@@ -333,15 +333,17 @@ def test_a_folder_that_is_taken_is_not_written_to(started: StartedRuns) -> None:
 
 
 def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
-    said = '{"epsilon": {"pld": 1.5}, "quoted": "pld", "delta": 1e-5, "records": '
-    said += '{"epsilon": {"rdp": 2.5}, "quoted": "rdp", "delta": 1e-6}}'
+    said = '{"guarantee": {"epsilon": 1.5, "delta": 1e-5}, "records": '
+    said += '{"guarantee": {"epsilon": 2.5, "delta": 1e-6}}}'
     plan_alone = f"test $0 = plan && echo '{said}' && exit; echo 'error: no data'; exit 2"
     command = ["sh", "-c", plan_alone]
     (tmp_path / "runs").mkdir()
     started = StartedRuns(root=tmp_path / "runs", command=command)
     client = reader(dashboard_of(tmp_path / "runs", started=started).site())
     price = started.price(read_form({"run_name": "mine"}))
-    assert (price.epsilon, price.records) == (1.5, (2.5, 1e-6))
+    assert price.guarantee is not None and price.of_records is not None
+    assert (price.guarantee.epsilon, price.guarantee.delta) == (1.5, 1e-5)
+    assert (price.of_records.epsilon, price.of_records.delta) == (2.5, 1e-6)
     started.start(price.key)
     until(lambda: not started.is_running("mine"))
     page = client.get("/started/mine").text
@@ -374,8 +376,8 @@ def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None
     client = reader(dashboard_of(tmp_path, started=started).site())
     form = {"rounds": "2000", "task.num_clients": "20", "client.epochs": "1", "run_name": "mine"}
     page = client.post("/price", data=form, headers=OWN).text
-    assert "This answer would promise" in page
-    assert '<span class="numbers">8 of 8</span>' in page
+    assert "This training would promise" in page
+    assert "of 8</span>" in page
     assert client.post("/start", data={"price": key_on(page)}, headers=OWN).status_code == 303
     try:
         runs = RunsFolder(tmp_path)
@@ -419,9 +421,12 @@ def test_the_price_is_that_of_the_command_line(tmp_path: Path) -> None:
     """The real `fl-dp plan`, once."""
     request: Request = read_form({"rounds": "2", "privacy.epsilon": "3", "task.num_clients": "20"})
     price = StartedRuns(root=tmp_path).price(request)
-    assert price.epsilon == pytest.approx(3.0, abs=0.01)
-    assert price.epsilon is not None
-    assert price.epsilon <= 3.0
+    assert price.guarantee is not None
+    epsilon = price.guarantee.epsilon
+    assert epsilon == pytest.approx(3.0, abs=0.01)
+    assert epsilon is not None
+    assert epsilon <= 3.0
+    assert price.guarantee.unit == "client"
     assert "unit" in price.promise
     assert any("20 clients are few" in warning for warning in price.warnings)
 
