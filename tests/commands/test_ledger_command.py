@@ -26,6 +26,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.app import app
 from fl_dp.commands.console import out
 from fl_dp.files import private_folder, write_text, written_whole
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import LedgerAnchor, PrivacyLedger
 from fl_dp.plan import Plan, RecordPlan
 from fl_dp.statement import NoPromise
@@ -139,7 +140,7 @@ def test_a_ledger_first_says_whether_it_is_whole_and_what_was_spent(run: RunFold
     verified, spent, *_ = told_by(run.path)
     assert verified.startswith("Chain verified: 6 entries")
     assert spent.startswith("Spent: epsilon ")
-    assert " at delta 0.001, one client (zero-out), against whoever sees the models" in spent
+    assert f" of 8 {Guarantee.of(PLAN).terms}, by " in spent
     assert "privacy-loss distributions" in spent
 
 
