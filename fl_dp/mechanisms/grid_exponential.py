@@ -185,7 +185,7 @@ class GridExponentialMechanism(Arguments):
 
         Returns:
             A left series' point by its index, the `k`-th point from the right end of a right
-            series as `levels + k`.
+            series as `levels + k`; work memory, until the next call.
         """
         count, last = coordinates.size, float(self.levels - 1)
         room, *others = _work.first(count + 2)  # the cipher needs room for two words more
@@ -196,8 +196,8 @@ class GridExponentialMechanism(Arguments):
         np.clip(position, 0.0, math.nextafter(last * a_cell, 0.0), out=position)
         pieces = spare.view(np.intp)
         pieces[...] = position
-        words, beyond = rng.words(count, room=room.view(np.uint64)), head.view(np.uint64)
-        below, most_open = self._sure_words
+        words = rng.words((count + 1) // 2, room=room.view(np.uint64)).view(np.uint32)[:count]
+        beyond, (below, most_open) = head.view(np.uint32)[:count], self._sure_words
         below.take(pieces, out=beyond, mode="clip")
         goes_right = np.less(words, beyond)
         np.subtract(words, beyond, out=beyond)
@@ -209,7 +209,8 @@ class GridExponentialMechanism(Arguments):
         # Halves below 2^52: every step from here on is exact. The arrays are used again under other
         # names, as they are all the cache holds.
         drawn, series, steps = room[:count], head, position
-        np.multiply(goes_right, last + 1.0, out=drawn)
+        drawn[...] = goes_right
+        drawn *= last + 1.0
         np.add(np.right_shift(pieces, self._piece_bits, out=pieces), 1.0, out=series)
         series -= drawn
         np.abs(series, out=series)
@@ -230,16 +231,20 @@ class GridExponentialMechanism(Arguments):
         self,
         position: NDArray[np.float64],
         pieces: NDArray[np.intp],
-        words: NDArray[np.uint64],
+        words: NDArray[np.uint32],
         rng: SecureRandom,
     ) -> NDArray[np.bool_]:
-        """Whether each word, of 2^64, is below the right series' probability."""
+        """Whether each word, of 2^32 and with fresh bits after it, is below the right probability.
+
+        A coordinate's own: the mass of its right series, of the two series' mass.
+        """
+        fine = words.astype(np.uint64) << np.uint64(32) | rng.words(words.size) >> np.uint64(32)
         log_odds = self._right_log_odds[pieces] + self._rise * (position - pieces)
         right_likelier = log_odds >= 0.0
         # The rarer side is the one whose probability has to be right however small it is.
         rarer = np.exp(-np.abs(log_odds))
         rarer /= rarer + 1.0
-        return rng.coins(rarer, np.where(right_likelier, ~words, words)) ^ right_likelier
+        return rng.coins(rarer, np.where(right_likelier, ~fine, fine)) ^ right_likelier
 
     @property
     def _reach(self) -> float:
@@ -287,19 +292,19 @@ class GridExponentialMechanism(Arguments):
         return log_odds
 
     @cached_property
-    def _sure_words(self) -> tuple[NDArray[np.uint64], np.uint64]:
+    def _sure_words(self) -> tuple[NDArray[np.uint32], np.uint32]:
         """Below which words all of a piece's coordinates go right, and how many more are open.
 
-        All coordinates go left from the last open one on. The margin covers the rounding of a
-        coordinate's own probability. Only the 53 upper bits count: `coins` wants the others fresh.
+        All coordinates go left after the open ones. The margin covers the rounding of a
+        coordinate's own probability.
         """
         least, most = (
-            2.0**53 * np.exp(-np.logaddexp(0.0, -self._right_log_odds - rise))
+            2.0**32 * np.exp(-np.logaddexp(0.0, -self._right_log_odds - rise))
             for rise in (0.0, self._rise)
         )
-        below = (least * (1.0 - 1e-9)).astype(np.uint64)
-        open_words = int((np.ceil(most * (1.0 + 1e-9)) - below).max()) << 11
-        return below << np.uint64(11), np.uint64(min(open_words, 1 << 64) - 1)
+        below = np.floor(least * (1.0 - 1e-9))
+        most_open = (np.ceil(most * (1.0 + 1e-9)) - below).max() - 1.0
+        return below.astype(np.uint32), np.uint32(min(most_open, 2.0**32 - 1.0))
 
 
 @lru_cache(maxsize=8)  # a table costs more than a short vector's draws
