@@ -30,7 +30,7 @@ from fl_dp.ledger import (
 from fl_dp.ledger.entries import next_entry
 from fl_dp.ledger.population import key_file, made_key
 from fl_dp.option_errors import OptionError
-from fl_dp.plan.ceiling import Neighbours, ceiling
+from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling
 
 CAP = PrivacyBudget(epsilon=8.0, delta=1e-3)
 PATIENTS = Population(source="/srv/patients", rows="all of the patients", clients="seed 0")
@@ -126,7 +126,7 @@ def test_rows_that_are_dealt_anew_make_other_clients_whose_records_are_counted(
     dealt, kept = totals(file), totals(again)
     assert kept[CLIENT] == 2.0 and dealt[CLIENT] == float("inf")
     # Both trainings say as much of a record, as if all of a client's data were replaced.
-    assert dealt[RECORD] == kept[RECORD] == 2.0 * ceiling(plan_of(), RECORD) > 2.0
+    assert dealt[RECORD] == kept[RECORD] == 2.0 * epsilon_ceiling(plan_of(), RECORD) > 2.0
 
 
 def test_natural_clients_stay_who_they_are(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_cap_on_records_is_of_the_same_records_whatever_the_clients_are(tmp_pa
     enter(file, "second", replace(PATIENTS, clients="seed 1"))
     with SpentLedger.read(file) as ledger:
         spent = ledger.account.total(ledger.account.neighbours)
-        assert spent == records.budget.epsilon + ceiling(plan_of(), RECORD)
+        assert spent == records.budget.epsilon + epsilon_ceiling(plan_of(), RECORD)
 
 
 def test_a_training_goes_on_with_its_own_clients_alone(tmp_path: Path) -> None:

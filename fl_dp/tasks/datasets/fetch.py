@@ -120,7 +120,7 @@ def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path |
                 temporary.write_bytes(raw)
     except OSError as error:
         raise FetchError(f"{target} can't be written: {error}; write --to FOLDER") from error
-    show(f"verified and written to {target}: {sources.named(files)}")
+    show(f"verified and written to {target}: {sources.named_files(files)}")
     return target
 
 
@@ -177,7 +177,7 @@ def _program(source: Source, name: str) -> str:
     program = shutil.which(name)
     if program is None:
         raise FetchError(
-            f"{_MISSING_CLIENT[source.client]}; or get {sources.listed(source.md5)} another way "
+            f"{_MISSING_CLIENT[source.client]}; or get {sources.listed_files(source.md5)} another way "
             "and write task.data_dir=/folder"
         )
     return program
