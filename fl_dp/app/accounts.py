@@ -251,6 +251,22 @@ def account_of(folder: RunFolder, settings: Settings) -> RunAccount | None:
     return RunAccount.of(settings, folder.path)
 
 
+def goes_on_from(folder: RunFolder, settings: Settings) -> str | None:
+    """Return the training of the run's own account whose model its first weights are, if any.
+
+    What that model says of its people is in the account's total.
+    """
+    run_account = account_of(folder, settings)
+    if settings.model.initial is None or run_account is None or "://" in run_account.location:
+        return None
+    before = RunFolder(Path(settings.model.initial).parent)
+    entry = before.entry()
+    if Path(settings.model.initial) != before.model or entry is None:
+        return None
+    location, name = entry
+    return name if location == Path(run_account.location).resolve() else None
+
+
 def enter_without_plan(
     folder: RunFolder, settings: Settings, record_plan: RecordPlan | None
 ) -> None:

@@ -35,7 +35,14 @@ from fl_dp.tasks.public_scores import public_metrics
 from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
-from .accounts import account_of, enter_without_plan, in_words, open_training, with_account_delta
+from .accounts import (
+    account_of,
+    enter_without_plan,
+    goes_on_from,
+    in_words,
+    open_training,
+    with_account_delta,
+)
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
@@ -215,7 +222,9 @@ def _train_by_plan(
             statement = replace(
                 privacy_statement(ledger),
                 shared_parameters=shared_parameters(settings),
-                public_inputs=what_was_public(settings),
+                public_inputs=what_was_public(
+                    settings, goes_on_from=goes_on_from(folder, settings)
+                ),
                 failure=failure,
             )
             if record_plan is not None:
@@ -268,7 +277,9 @@ def _train_without_plan(
                 rounds=strategy.rounds_completed,
                 failure=failure,
                 shared_parameters=shared_parameters(settings),
-                public_inputs=what_was_public(settings),
+                public_inputs=what_was_public(
+                    settings, goes_on_from=goes_on_from(folder, settings)
+                ),
             )
         )
 

@@ -102,8 +102,12 @@ def encoded_form(settings: Settings, form: Form) -> Form:
     return Form((encoder.width(form.input_shape),), form.num_classes)
 
 
-def what_was_public(settings: Settings) -> tuple[str, ...] | None:
+def what_was_public(
+    settings: Settings, *, goes_on_from: str | None = None
+) -> tuple[str, ...] | None:
     """Inputs and test rows that no promise covers, and what each means for whom.
+
+    `goes_on_from` is the training of the same account whose model the first weights are.
 
     Returns:
         Sentences for the statement; None without any.
@@ -112,7 +116,7 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
     inputs: list[str] = []
     if isinstance(chosen, ScatteringSettings):
         inputs.extend(_public_encoder(chosen, settings.task.name))
-    if settings.model.initial is not None:
+    if settings.model.initial is not None and goes_on_from is None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
         inputs.append(
             f"the first weights, {name}, SHA-256 {digest}: nothing is promised to the data that "

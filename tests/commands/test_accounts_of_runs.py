@@ -116,6 +116,27 @@ def test_a_run_that_goes_on_is_the_same_entry(tmp_path: Path, people: list[str])
         assert [entry.kind for entry in ledger.entries].count("run") == 2
 
 
+def test_a_further_plan_goes_on_from_a_model_of_the_same_account(
+    tmp_path: Path, people: list[str]
+) -> None:
+    runs = tmp_path / "runs"
+    assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
+    initial = f"model.initial={runs / 'a' / 'model.safetensors'}"
+    further = call("run", *people, "run_name=b", "privacy.epsilon=1", initial)
+    assert further.exit_code == 0, further.stderr
+    first, second = (RunFolder(runs / name) for name in "ab")
+    assert second.read_metrics()[0]["test_loss"] == first.read_metrics()[-1]["test_loss"]
+    statement = second.read_statement()
+    assert statement["budget"]["epsilon"] == 1.0 and statement["account"]["epsilon"] == 3.0
+    assert "public_inputs" not in statement  # its total has what the first weights say
+    other = call(
+        "run", *people, "run_name=c", "privacy.epsilon=1", "privacy.account=others", initial
+    )
+    assert other.exit_code == 0, other.stderr
+    inputs = RunFolder(runs / "c").read_statement()["public_inputs"]
+    assert any("the first weights" in text for text in inputs)
+
+
 def test_a_name_is_one_run(tmp_path: Path, people: list[str]) -> None:
     """Also where somebody has deleted the folder."""
     assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0

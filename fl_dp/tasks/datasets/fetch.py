@@ -177,8 +177,8 @@ def _program(source: Source, name: str) -> str:
     program = shutil.which(name)
     if program is None:
         raise FetchError(
-            f"{_MISSING_CLIENT[source.client]}; or get {sources.listed_files(source.md5)} another way "
-            "and write task.data_dir=/folder"
+            f"{_MISSING_CLIENT[source.client]}; or get {sources.listed_files(source.md5)} another "
+            "way and write task.data_dir=/folder"
         )
     return program
 
