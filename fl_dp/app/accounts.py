@@ -5,6 +5,7 @@ A run of public data that names none has a throw-away account: its own `ledger.d
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from fl_dp.accounting import PrivacyBudget, PrivacyBudgetExhausted, default_delt
 from fl_dp.ledger import (
     AccountLedger,
     LedgerAnchor,
+    Population,
     PrivacyLedger,
     Witness,
     enter_records,
@@ -29,6 +31,7 @@ from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan
 from fl_dp.promise import delta_rounded_up, epsilon_at_delta, floor, rounded_up
 
+from .people_of_data import file_of, is_of_somebody, population_of
 from .run_folder import RunFolder
 from .settings import Settings
 from .settings.promises import account, witness
@@ -72,9 +75,7 @@ class RunAccount:
                 asked = task.name  # a cap on nobody would mean nothing
             elif not task.is_own or task.partition == "nodes":
                 return None
-            if task.is_own and task.data_dir is not None:
-                asked = Path(task.data_dir).stem
-            asked = asked or task.name
+            asked = _file_beside(path.parent, settings)
         folder: str | None = None
         if settings.privacy.has(witness):
             folder = settings.privacy.make_by(witness)
@@ -153,7 +154,10 @@ class RunAccount:
         return max(anchors, key=lambda anchor: anchor.entries, default=None)
 
     def require_enterable(
-        self, plan: Plan | RecordPlan | Mapping[str, Plan] | None, num_clients: int
+        self,
+        plan: Plan | RecordPlan | Mapping[str, Plan] | None,
+        num_clients: int,
+        population: Population | None = None,
     ) -> None:
         """Check that a run or sweep could be entered now; see `fl_dp.ledger.entering`."""
         require_enterable(
@@ -162,6 +166,7 @@ class RunAccount:
             plan,
             delta=default_delta(num_clients),
             cap=self.cap,
+            population=population,
             witness=self.witness,
         )
 
@@ -230,6 +235,7 @@ def open_training(
         plan,
         name=run_account.name,
         cap=run_account.cap,
+        population=population_of(settings),
         witness=run_account.witness,
         anchor=run_account.anchor(),
         **options,
@@ -281,6 +287,7 @@ def enter_without_plan(
         return
     location, name = run_account.location, run_account.name
     options: dict[str, Any] = {"cap": run_account.cap, "witness": run_account.witness}
+    options["population"] = population_of(settings)
     if record_plan is not None and not settings.noise_can_be_predicted:
         enter_records(location, name, record_plan, **options)
     else:
@@ -312,12 +319,15 @@ def _standing(ledger: AccountLedger) -> str:
     delta = delta_rounded_up(terms.delta)
     totals = "without any promise"
     if not account.unprotected:
-        neighbours = account.neighbours
-        total = account.total(neighbours)
-        totals = f"epsilon {rounded_up(total)} at delta {delta}"
-        if math.isinf(total):
-            totals = "no number"
-        totals += f" for one {neighbours.unit} ({neighbours.relation})"
+        known = account.total(account.neighbours)
+        shown = {account.neighbours: known} if math.isfinite(known) else account.totals()
+        numbers: list[str] = []
+        for neighbours, total in shown.items():
+            number = f"epsilon {rounded_up(total)} at delta {delta}"
+            if math.isinf(total):
+                number = "no number"
+            numbers.append(f"{number} for one {neighbours.unit} ({neighbours.relation})")
+        totals = ", ".join(numbers)
     try:
         left = ledger.left()
     except PrivacyBudgetExhausted:
@@ -328,6 +338,25 @@ def _standing(ledger: AccountLedger) -> str:
             remaining = f"epsilon {floor(left.epsilon, 6)} at delta {floor(left.delta, 3)}"
     count = f"all {account.size} runs" if account.size > 1 else "one run"
     return f"{count}: {totals}; left: {remaining}"
+
+
+def _file_beside(folder: Path, settings: Settings) -> str:
+    """Return the file of the account of a run's people, in a folder of runs.
+
+    It is found by whom it is of, else made: by the name of the data, or the next one where that is
+    other people's.
+    """
+    people, task = population_of(settings), settings.task
+    name = Path(task.data_dir).stem if task.is_own and task.data_dir is not None else task.name
+    name = name or task.name
+    if people is None:
+        return str(folder / f"{name}{SUFFIX}")
+    own = file_of(people, accounts_in(folder))
+    if own is not None:
+        return str(own)
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    files = (folder / f"{each}{SUFFIX}" for each in names)
+    return str(next(file for file in files if not is_of_somebody(file)))
 
 
 def _at(budget: PrivacyBudget) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fl_dp.clients.per_record.fingerprint import fingerprint
 from fl_dp.clients.per_record.index_ranges import require_labels
 from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.clients.per_record.plain_items import has_columns, with_tensors
 from fl_dp.clients.per_record.record_batches import TARGET_KEYS
 from fl_dp.clients.per_record.record_source import Rows, require_rows
+from fl_dp.ledger import Population
 from fl_dp.tasks.datasets.partitions import partition as partition_of
 
 from .shared_memory import require_apart
@@ -357,3 +360,20 @@ def _require_labels(outputs: Tensor, labels: Tensor) -> None:
         require_labels(labels, width, ignored=None)
     except IndexError as error:
         raise ValueError(f"{error}: the module has {width} outputs, for classes from 0") from error
+
+
+def population_of_parts(parts: Sequence[Pair]) -> Population:
+    """Return the people whose records and labels clients have; who is at which client is theirs."""
+    records, labels = (torch.cat(values) for values in zip(*_with_records(parts), strict=True))
+    at_clients = sorted(fingerprint(*map(_numbers, part)) for part in _with_records(parts))
+    clients = hashlib.sha256("\n".join([str(len(parts)), *at_clients]).encode()).hexdigest()
+    return Population(rows=fingerprint(_numbers(records), _numbers(labels)), clients=clients)
+
+
+def _with_records(parts: Sequence[Pair]) -> list[Pair]:
+    return [part for part in parts if len(part[1])]
+
+
+def _numbers(values: Tensor) -> NDArray[Any]:
+    """As float64 or int64, whatever dtype a module asked for."""
+    return (values.double() if values.is_floating_point() else values).numpy()

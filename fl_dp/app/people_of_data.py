@@ -1,4 +1,4 @@
-"""Whose data a training is of: of a run's settings, or of arrays in Python.
+"""Whose data a run is of.
 
 Data sets that fl-dp brings or fetches are public by their digests; nothing else is, whatever a run
 says.
@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
-from fl_dp.ledger import NATURAL, Population, SpentLedger
-from fl_dp.ledger.population import key_file, read_key
+from fl_dp.ledger import NATURAL, AccountLedger, Population
+from fl_dp.ledger.population import read_key
 from fl_dp.tasks.datasets import EMBEDDED, load_dataset
 
-from .client_arrays import Pair
 from .settings import Settings
 
 _SHIPPED = {
@@ -46,8 +40,8 @@ def population_of(settings: Settings) -> Population | None:
         return Population(source=task.name, clients=_clients_of(settings, ""), public=public)
     folder = Path(task.data_dir or "").expanduser().resolve()
     training = folder / ("train" if task.name == "folder" else f"train.{task.name}")
-    rows = fingerprint_of_files(training)
-    return Population(source=str(folder), rows=rows, clients=_clients_of(settings, rows))
+    rows = fingerprint_of_files(training) if training.exists() else None
+    return Population(source=str(folder), rows=rows, clients=_clients_of(settings, rows or ""))
 
 
 def _clients_of(settings: Settings, rows: str) -> str:
@@ -70,39 +64,28 @@ def _clients_of(settings: Settings, rows: str) -> str:
     return hashlib.sha256(json.dumps(made).encode()).hexdigest()
 
 
-def population_of_parts(parts: Sequence[Pair]) -> Population:
-    """Return the people whose records and labels clients have; who is at which client is theirs."""
-    records, labels = (torch.cat(values) for values in zip(*_with_records(parts), strict=True))
-    at_clients = sorted(fingerprint(*map(_numbers, part)) for part in _with_records(parts))
-    clients = hashlib.sha256("\n".join([str(len(parts)), *at_clients]).encode()).hexdigest()
-    return Population(rows=fingerprint(_numbers(records), _numbers(labels)), clients=clients)
-
-
-def account_of(population: Population, files: Iterable[Path]) -> Path | None:
+def file_of(population: Population, files: Iterable[Path]) -> Path | None:
     """Return the first of some accounts' files that is of these people; None: none is.
 
-    An account without people, or without its key, is of nobody who could be found.
+    An account that was made without people is of nobody who could be found.
 
     Raises:
-        LedgerCorrupted, LedgerUnavailable, ValueError: An account can't be read.
+        LedgerCorrupted, LedgerUnavailable, ValueError: An account, or its key, can't be read.
     """
     for file in files:
-        if not key_file(file).exists():
-            continue
-        with SpentLedger.read(file) as ledger:
+        with AccountLedger.look(file) as ledger:
             people = ledger.account.terms.people
         if people is not None and people.are(population.keyed(read_key(file))):
             return file
     return None
 
 
-def _with_records(parts: Sequence[Pair]) -> list[Pair]:
-    return [part for part in parts if len(part[1])]
-
-
-def _numbers(values: Tensor) -> NDArray[Any]:
-    """As float64 or int64, whatever dtype a module asked for."""
-    return (values.double() if values.is_floating_point() else values).numpy()
+def is_of_somebody(file: Path) -> bool:
+    """Tell whether an account's file was made for people who can be compared."""
+    if not file.is_file() or not file.stat().st_size:
+        return False
+    with AccountLedger.look(file) as ledger:
+        return ledger.account.terms.people is not None
 
 
 def _fingerprint_of_set(name: str) -> str:

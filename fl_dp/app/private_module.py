@@ -48,11 +48,11 @@ from .client_arrays import (
     client_parts,
     dtype_of,
     fresh,
+    population_of_parts,
     require_module_fits,
 )
 from .in_process import flower_in_silence
 from .local.script_simulation import play
-from .people_of_data import population_of_parts
 from .trained_ahead import TrainedAhead
 from .trial_step import require_trial_step
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fl_dp.app.accounts import RunAccount, account_of, in_words
-from fl_dp.ledger import enter_sweep
+from fl_dp.app.people_of_data import population_of
+from fl_dp.ledger import Population, enter_sweep
 from fl_dp.ledger.entered import EnteredSweep, NotJoint
 from fl_dp.plan import Plan
 from fl_dp.promise import delta_rounded_up, rounded_up
@@ -48,7 +49,8 @@ def require_room(jobs: Jobs) -> None:
         if run_account is None or job.resumed or run_account.name in joint:
             continue
         if not run_account.has_entry():
-            run_account.require_enterable(job.plan, job.settings.task.num_clients)
+            people = population_of(job.settings)
+            run_account.require_enterable(job.plan, job.settings.task.num_clients, people)
 
 
 def enter_together(jobs: Jobs) -> None:
@@ -59,10 +61,21 @@ def enter_together(jobs: Jobs) -> None:
     Raises:
         PrivacyBudgetExhausted, ValueError: An account has less left; nothing was begun.
     """
+    people: dict[str, Population] = {}
+    for job in jobs.trainings:
+        run_account, population = run_account_of(job), population_of(job.settings)
+        if run_account is not None and population is not None:
+            people[run_account.name] = population
     for run_account, plans in _sweeps(jobs):
-        location, name = run_account.location, run_account.name
         with suppress(NotJoint):
-            enter_sweep(location, name, plans, cap=run_account.cap, witness=run_account.witness)
+            enter_sweep(
+                run_account.location,
+                run_account.name,
+                plans,
+                cap=run_account.cap,
+                populations={name: people[name] for name in plans if name in people},
+                witness=run_account.witness,
+            )
 
 
 def totals_of(jobs: Jobs) -> list[str]:

@@ -122,6 +122,7 @@ def require_enterable(
     *,
     delta: float,
     cap: PrivacyBudget | None = None,
+    population: Population | None = None,
     witness: Witness | None = None,
 ) -> None:
     """Check that a training or a sweep could be entered now; nothing is written.
@@ -132,12 +133,13 @@ def require_enterable(
         plan: Its plan, or those of a sweep by name; None: it has no promise.
         delta: As for `enter_unprotected`.
         cap: As for `PrivacyLedger.open`.
+        population: The training's people, as for `PrivacyLedger.open`.
         witness: As for `PrivacyLedger.open`.
 
     Raises:
         PrivacyBudgetExhausted: The account has less left.
         LedgerCorrupted, LedgerUnavailable: As `PrivacyLedger.open`.
-        ValueError: The account has another cap, or no bound is known under its cap.
+        ValueError: The account has another cap or other people, or no bound is known under its cap.
     """
     new: Entered = Unprotected("no promise")
     if isinstance(plan, RecordPlan):
@@ -156,6 +158,7 @@ def require_enterable(
         if not ledger.entries:
             account = _account_for(ledger.name, new, delta, cap)
         account.require_cap(cap)
+        clients_in(account, name, population, store.file or location)
         account.require_new({name, *new.states})
         account.require_room(name, new)
 

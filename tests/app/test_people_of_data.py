@@ -14,10 +14,12 @@ from torch import nn
 from fl_dp import PrivacyBudget
 from fl_dp.accounting import PoissonSampling
 from fl_dp.app import people_of_data
+from fl_dp.app.accounts import RunAccount
+from fl_dp.app.client_arrays import population_of_parts
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.people_of_data import account_of, population_of, population_of_parts
+from fl_dp.app.people_of_data import file_of, population_of
 from fl_dp.app.private_module import train_private
-from fl_dp.ledger import NATURAL, Population, PrivacyLedger, SpentLedger
+from fl_dp.ledger import NATURAL, LedgerUnavailable, Population, PrivacyLedger, SpentLedger
 from fl_dp.ledger.population import key_file
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.option_errors import OptionError
@@ -25,7 +27,7 @@ from fl_dp.plan import CentralPlan, Plan
 
 
 def table(folder: Path, rows: str = "1,ill\n2,well\n") -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     (folder / "train.csv").write_text(f"age,label\n{rows}")
     (folder / "test.csv").write_text("age,label\n1,ill\n")
     return folder
@@ -103,11 +105,36 @@ def test_an_account_is_found_by_whom_it_is_of(tmp_path: Path) -> None:
     PrivacyLedger.open(undeclared, plan()).close()
     every = [undeclared, *files]
     copy = of(Path(shutil.copytree(patients, tmp_path / "copy")))
-    assert account_of(of(patients), every) == account_of(copy, every) == files[1]
-    assert account_of(of(visitors), every) == files[0]
-    assert account_of(of(table(tmp_path / "others", "4,well\n")), every) is None
+    assert file_of(of(patients), every) == file_of(copy, every) == files[1]
+    assert file_of(of(visitors), every) == files[0]
+    assert file_of(of(table(tmp_path / "others", "4,well\n")), every) is None
     key_file(files[1]).unlink()
-    assert account_of(copy, every) is None
+    with pytest.raises(LedgerUnavailable, match=r"patients\.db\.key"):
+        file_of(copy, every)  # a new account would forget what was spent
+
+
+def test_runs_find_their_account_by_their_people_and_not_by_a_folder_s_name(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    first = table(tmp_path / "one" / "data")
+    other = table(tmp_path / "other" / "data", "7,ill\n8,well\n")
+
+    def account(folder: Path, *overrides: str) -> str:
+        keys = ["task=csv", f"task.data_dir={folder}", "task.num_clients=2", *overrides]
+        found = RunAccount.of(compose_settings(keys), runs / "a run")
+        assert found is not None
+        return Path(found.location).name
+
+    assert account(first) == account(other) == "data.account.db"  # nobody has one yet
+    PrivacyLedger.open(runs / "data.account.db", plan(), population=of(first)).close()
+    copy = Path(shutil.copytree(first, tmp_path / "copy of it"))
+    assert account(first, "seed=4") == account(copy) == "data.account.db"
+    assert account(other) == "data-2.account.db"
+    key_file(runs / "data.account.db").unlink()
+    with pytest.raises(LedgerUnavailable, match="put it back"):
+        account(first)
 
 
 # In Python.

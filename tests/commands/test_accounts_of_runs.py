@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,42 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
     assert "privacy.json" in shown["compared"] and shown["plan"]["budget"]["epsilon"] == 3.0
     text = call("budgets", str(tmp_path / "runs")).stdout
     assert "epsilon 5.0000" in text and "has no cap" in text
+
+
+def test_another_seed_deals_other_clients_whose_records_are_counted(
+    tmp_path: Path, people: list[str]
+) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        result = call("run", *people, f"run_name={name}", "privacy.epsilon=2", f"seed={seed}")
+        assert result.exit_code == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "all 2 runs: no number for one client (zero-out), epsilon" in said
+    account = accounts_in(tmp_path / "runs")["patients.account.db"]
+    totals = {
+        (total["unit"], total["neighboring_relation"]): total["epsilon"]
+        for total in account["totals"]
+    }
+    assert totals["client", "zero-out"] is None and totals["record", "replace-one"] > 4.0
+    statement = RunFolder(tmp_path / "runs" / "b").read_statement()
+    assert statement["account"]["epsilon"] is None and statement["epsilon"]
+
+
+def test_a_copy_of_the_data_is_of_the_same_account_and_other_data_are_not(
+    tmp_path: Path, people: list[str]
+) -> None:
+    capped = [*people, "privacy.epsilon=2", "privacy.account=ward"]
+    first = call("run", *capped, "run_name=a", "privacy.account_cap=[9,1e-2]")
+    assert first.exit_code == 0, first.stderr
+    copy = Path(shutil.copytree(tmp_path / "patients", tmp_path / "copy"))
+    assert call("run", *changed(capped, f"task.data_dir={copy}"), "run_name=b").exit_code == 0
+    (copy / "train.csv").write_text("a,b,outcome\n" + "1,2,ill\n3,1,well\n" * 20)
+    for overrides, words in (
+        (changed(capped, f"task.data_dir={copy}"), "'c' is of other people than the account ward"),
+        ([*capped, "seed=7"], "the clients of 'c' are not those whom the cap of the account"),
+    ):
+        refused = call("run", *overrides, "run_name=c")
+        assert refused.exit_code == 2 and words in said_on_stderr(refused)
+        assert not (tmp_path / "runs" / "c").exists()
 
 
 def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str]) -> None:
