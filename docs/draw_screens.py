@@ -22,7 +22,7 @@ from typing import Any
 from chromium import chromium
 from PIL import Image
 
-from fl_dp.commands.report import write_report
+from fl_dp.viewer.report import write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "results" / "pictures"

@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_dp.app.pictures import where_drawn
 from fl_dp.terminal.results import read_results
+from fl_dp.viewer.report import write_report
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
     plot_curves,
@@ -16,7 +17,6 @@ from fl_dp.viewer.run_pictures import (
 
 from .console import warn
 from .jobs import Jobs
-from .report import write_report
 
 
 def drawn_and_written(jobs: Jobs) -> list[str]:

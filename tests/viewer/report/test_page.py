@@ -14,11 +14,10 @@ from pngs import png, write_png
 from written_attacks import write_attack
 from written_runs import write_run
 
-from fl_dp.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.found_runs.run_groups import differences, groups_of
-from fl_dp.viewer.report import report_page
+from fl_dp.viewer.report import report_page, write_report
 from fl_dp.viewer.report.charts import charts_of
 from fl_dp.viewer.report.page_words import LANGUAGES, WORDS, page_language
 from fl_dp.viewer.report.reported_run import ReportedRun

@@ -14,7 +14,7 @@ from pngs import write_png
 from written_attacks import write_attack
 from written_runs import write_run
 
-from fl_dp.commands.report import write_report
+from fl_dp.viewer.report import write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
