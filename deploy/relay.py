@@ -1,10 +1,10 @@
 """Runs a command in a network of its own, with one way out: a Unix socket, behind a port.
 
-    python deploy/relay.py --socket /run/fl-dp-north/runtime.sock --port 9094 -- \
-      flower-superexec --insecure --runtime-api-address 127.0.0.1:9094
+    python deploy/relay.py --socket /run/fl-dp-desk-north/fleet.sock --port 9101 -- \
+      flower-supernode --insecure --superlink 127.0.0.1:9101
 
-Flower's apps talk to their SuperNode over a port, and a process in a network of its own reaches no
-port outside it. So what comes to that network's port goes to the socket, and the answers back.
+A SuperNode calls its SuperLink over a port, and a process in a network of its own reaches no port
+outside it. So what comes to that network's port goes to the socket, and the answers back.
 Ends with the command, and with its status.
 """
 
@@ -40,7 +40,7 @@ async def relay(port: int, socket: str, command: Sequence[str]) -> int:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             from_socket, to_socket = await asyncio.open_unix_connection(socket)
-        except OSError as error:  # the gate does not run yet: the command tries again
+        except OSError as error:  # the desk does not run yet: the command tries again
             print(f"relay: {socket}: {error}", file=sys.stderr, flush=True)
             writer.close()
             return
@@ -59,7 +59,7 @@ async def relay(port: int, socket: str, command: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description="A command with one way out of its network")
-    parser.add_argument("--socket", required=True, help="Unix socket of the Runtime API")
+    parser.add_argument("--socket", required=True, help="Unix socket of the desk")
     parser.add_argument("--port", required=True, type=int, help="port of loopback for the command")
     parser.add_argument("command", nargs="+", help="what to run, after --")
     asked = parser.parse_args(arguments)

@@ -15,6 +15,11 @@ def now() -> float:
     return time.monotonic()
 
 
+def date() -> float:
+    """Seconds since 1970, by this machine's calendar, as messages have them."""
+    return time.time()
+
+
 def sleep(seconds: float) -> None:
     """Wait; a negative number counts as 0."""
     time.sleep(max(0.0, seconds))

@@ -16,6 +16,11 @@ _MARK_TEXT = (
 )
 
 
+def name_of_data(source: str) -> str:
+    """Part of a file's name that stands for a node's data."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
 class RunIsOver(Exception):
     """An earlier participation in this run did not end: one record may be the cause."""
 
@@ -37,8 +42,7 @@ class UnfinishedParticipation:
     @classmethod
     def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:
         """The mark beside a ledger's file."""
-        name = hashlib.sha256(account.source.encode()).hexdigest()[:16]
-        return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
+        return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name_of_data(account.source)}"))
 
     def require_absent(self) -> None:
         """Check that the mark does not exist.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -12,13 +15,15 @@ from .console import exit_on_errors, fail, note, out, tell
 
 if TYPE_CHECKING:  # with what it imports, which other commands can spare
     from fl_dp.gate.app_user import AppUser
+    from fl_dp.gate.gate import Gate
+    from fl_dp.gate.gated_supernode import LinkOptions
     from fl_dp.gate.isolation import Guarded
+    from fl_dp.gate.link import Link
 
 OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of the command: unknown options are Flower's."""
 
 _ISOLATION, _NODE_CONFIG = "--isolation", "--node-config"
-_NO_API = "API failed to start"  # Flower's words
 _INSTALLS = "--allow-runtime-dependency-installation"
 _KEY, _TRUSTED, _SUPERLINK = (
     "--auth-supernode-private-key",
@@ -40,7 +45,8 @@ def supernode(
         typer.Option(
             "--app-user",
             metavar="USER",
-            help="Run no app here: take what this user's `flower-superexec` sends, and no other's.",
+            help="Start neither desk nor SuperNode: this user's apps run beside a SuperNode of "
+            "theirs.",
         ),
     ] = None,
     app_socket: Annotated[
@@ -48,15 +54,23 @@ def supernode(
         typer.Option(
             "--app-socket",
             metavar="SOCKET",
-            help="Talk to apps over this Unix socket in place of a port. Who may open its folder "
-            "may answer for this node.",
+            help="Unix socket of the desk, the one way out that apps and their SuperNode have.",
+        ),
+    ] = None,
+    desk_socket: Annotated[
+        Path | None,
+        typer.Option(
+            "--desk-socket",
+            metavar="SOCKET",
+            help="Unix socket of the gate, to which its desk connects. Who may open its folder "
+            "may answer for this site.",
         ),
     ] = None,
     cooperative: Annotated[
         bool,
         typer.Option(
             "--cooperative",
-            help="Let the SuperNode start apps itself, as its own user. Such an app can read the "
+            help="Start desk and SuperNode, too, all as this user. An app can then read the "
             "ledger and open sockets: what is enforced holds for apps that don't try.",
         ),
     ] = False,
@@ -76,13 +90,19 @@ def supernode(
     `dp-gate-noise-multiplier` and `dp-gate-answer-after` besides those of a node. All other options
     are those of `flower-supernode`.
 
-    Apps run as another user, who can't read POLICY or the ledger: name it by `--app-user`, and
-    start `flower-superexec` as that user. With `--cooperative` the SuperNode starts them itself.
+    Apps and their SuperNode run as another user, who can't read POLICY or the ledger: name it by
+    `--app-user`, and start `flower-supernode` as that user. With `--cooperative` all is one user.
     With `--check` the status is 1 if an app could go around the gate.
     """
     options = list(ctx.args)
     with exit_on_errors():
-        _require_one_way(options, app_user=app_user, app_socket=app_socket, cooperative=cooperative)
+        _require_one_way(
+            options,
+            app_user=app_user,
+            desk_socket=desk_socket,
+            check=check,
+            cooperative=cooperative,
+        )
         _require_no_policy(options)
         from fl_dp.gate.app_user import AppUser
         from fl_dp.gate.isolation import found_isolated
@@ -97,24 +117,61 @@ def supernode(
         return
     isolated = user is not None and found_isolated(policy, user, guarded)
     with exit_on_errors():
-        from fl_dp.app.local.local_supernode import supernode_for
-        from fl_dp.gate.gated_supernode import gated_supernode
+        from fl_dp.gate.gated_supernode import checked_gate
 
-        user_id = None if user is None else user.uid
-        supernode_for(user_id, socket=guarded.runtime_socket)
-        isolation = [] if cooperative else [_ISOLATION, "process"]
-        run = gated_supernode(policy, [*options, *isolation], isolated=isolated)
+        link_options, others = _link_options(options)
+        gate, link = checked_gate(policy, isolated=isolated), link_options.link()
     note(_words_of_isolation(app_user, isolated=isolated))
+    _run(gate, link, policy, desk_socket, others)
+
+
+def _run(
+    gate: Gate, link: Link, policy: Path, desk_socket: Path | None, supernode: list[str]
+) -> NoReturn:
+    """Run a gate; without a socket for its desk, with desk and SuperNode of its own."""
+    from fl_dp.gate.gated_supernode import own_site, run_gate
+    from fl_dp.gate.link import LinkLost, LinkRefused
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
-        run()
-    except RuntimeError as error:
-        if _NO_API not in str(error):
-            raise
-        fail(
-            "what apps talk to did not start. If its port is taken: add --port NUMBER, another one "
-            "for each node of this machine",
-            status=2,
-        )
+        if desk_socket is not None:
+            run_gate(gate, link, policy, desk_socket, lambda: None)
+        python = [sys.executable, "-P", "-m"]
+        node = [*python, "fl_dp.app.local.local_supernode", *supernode]
+        with own_site(node, [*python, "fl_dp.app.local.desk"]) as (gate_socket, started):
+            run_gate(gate, link, policy, gate_socket, started.kill)
+    except (LinkLost, LinkRefused) as error:
+        fail(f"{error}", status=2)
+
+
+def _link_options(options: list[str]) -> tuple[LinkOptions, list[str]]:
+    """Return what of Flower's options is the gate's, and the others, which are the SuperNode's.
+
+    Raises:
+        ValueError: No SuperLink is named.
+    """
+    from fl_dp.gate.gated_supernode import LinkOptions
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument(_SUPERLINK)
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--root-certificates", type=Path)
+    parser.add_argument(_KEY, type=Path)
+    try:
+        own, others = parser.parse_known_args(options)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error}") from None
+    if own.superlink is None:
+        raise ValueError(f"no SuperLink is named: add {_SUPERLINK} HOST:PORT")
+    if own.insecure and own.auth_supernode_private_key is not None:
+        raise ValueError(f"--insecure sends what {_KEY} signs without TLS: leave one of them out")
+    link = LinkOptions(
+        superlink=own.superlink,
+        insecure=own.insecure,
+        roots=own.root_certificates,
+        key=own.auth_supernode_private_key,
+    )
+    return link, others
 
 
 def _words_of_isolation(app_user: str | None, *, isolated: bool) -> str:
@@ -126,7 +183,7 @@ def _words_of_isolation(app_user: str | None, *, isolated: bool) -> str:
         )
     return (
         f"cooperative: nobody has found out what an app of {app_user} could do here; run this "
-        "command with --check as root, after flower-superexec has started"
+        "command with --check as root, after its SuperNode has started"
     )
 
 
@@ -182,7 +239,12 @@ def _values_of(option: str, words: list[str]) -> list[str]:
 
 
 def _require_one_way(
-    options: list[str], *, app_user: str | None, app_socket: Path | None, cooperative: bool
+    options: list[str],
+    *,
+    app_user: str | None,
+    desk_socket: Path | None,
+    check: bool,
+    cooperative: bool,
 ) -> None:
     """Refuse to start apps as the gate's own user, unless the owner says so."""
     if _values_of(_ISOLATION, options):
@@ -190,15 +252,17 @@ def _require_one_way(
             "--isolation is Flower's word for how apps run: leave it out, and write --app-user "
             "USER or --cooperative"
         )
-    if cooperative and (app_user is not None or app_socket is not None):
+    if cooperative and (app_user is not None or desk_socket is not None):
         raise ValueError(
-            "--cooperative runs apps as this user, so leave --app-user and --app-socket out"
+            "--cooperative runs apps as this user, so leave --app-user and --desk-socket out"
         )
     if not cooperative and app_user is None:
         raise ValueError(
             "apps would run as this gate's own user, and could read its ledger: add --app-user "
-            "USER and start flower-superexec as that user, or add --cooperative"
+            "USER and start flower-supernode as that user, or add --cooperative"
         )
+    if not (cooperative or check) and desk_socket is None:
+        raise ValueError("nothing says where the desk of this gate is: add --desk-socket SOCKET")
 
 
 def _require_own_packages(options: list[str], policy: Path) -> None:

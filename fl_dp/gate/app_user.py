@@ -1,7 +1,7 @@
 """The user as whom apps run: work is done in its place, beside each of its processes.
 
 A process's user, namespaces and given rights decide what it may do. A forked child becomes the
-user in the network and the mounts of each of its processes. Their rights are read from `/proc`.
+user in the namespaces of each of its processes. Their rights are read from `/proc`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 PROCESSES = Path("/proc")
-_NEW_MOUNTS, _NEW_NETWORK = 0x00020000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET
+_NEW_MOUNTS, _NEW_MEMORY, _NEW_NETWORK = 0x00020000, 0x08000000, 0x40000000  # as in CLONE_NEWIPC
 _PR_SET_DUMPABLE = 4
 
 
@@ -116,17 +116,17 @@ def _processes(uid: int) -> dict[int, dict[str, str]]:
 
 
 def _neighbors(uid: int) -> list[int]:
-    """One process of a user for each pair of network and mounts; [0] where there is none."""
+    """One process of a user for each set of namespaces; [0] where there is none."""
     if os.geteuid() != 0:
         return [0]  # only root may enter other namespaces
-    processes: dict[tuple[str, str], int] = {}
+    processes: dict[tuple[str, ...], int] = {}
     for process in _processes(uid):
         spaces = PROCESSES / str(process) / "ns"
         try:
-            pair = str((spaces / "net").readlink()), str((spaces / "mnt").readlink())
+            own = tuple(str((spaces / name).readlink()) for name in ("net", "mnt", "ipc"))
         except OSError:  # it has ended
             continue
-        processes.setdefault(pair, process)
+        processes.setdefault(own, process)
     return list(processes.values()) or [0]
 
 
@@ -158,10 +158,10 @@ def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> An
 
 
 def _enter(process: int) -> None:
-    """Enter a process's network and mounts."""
+    """Enter a process's network, mounts and shared memory."""
     library = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
     descriptor = os.pidfd_open(process)
-    if library.setns(descriptor, _NEW_MOUNTS | _NEW_NETWORK) != 0:
+    if library.setns(descriptor, _NEW_MOUNTS | _NEW_MEMORY | _NEW_NETWORK) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     os.close(descriptor)

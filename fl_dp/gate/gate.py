@@ -32,10 +32,13 @@ from fl_dp.secagg import Refused
 
 from .judged_run import JudgedRun
 from .older_api import in_todays_names, older_names
-from .policy import GatePolicy
+from .policy import GatePolicy, GatePromise
 from .ways import Chain, Way, way_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+PULLS = 3.0
+"""Seconds between two pulls of a gate."""
 
 APP = "gate of fl-dp"
 """Answer to an identity query, instead of an app's name."""
@@ -95,11 +98,13 @@ class Ruling:
     Attributes:
         answer_after: Seconds until the answer leaves. None: at once, and no app is asked.
         answer: Returns the answer around a handler, which hands the message to the app.
+        once: Whether the message is for the one app that the owner names; see `Site.ask`.
         once_sent: Work that is left to do when the answer has left.
     """
 
     answer_after: float | None
     answer: Callable[[ClientAppCallable], Message]
+    once: bool = False
     once_sent: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -126,8 +131,11 @@ class Gate:
             return way.enforcement
         return Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
-    def judge(self, asked: Message, run: JudgedRun) -> Ruling:
-        """The decision about a message."""
+    def judge(self, asked: Message, run: JudgedRun, *, came: float) -> Ruling:
+        """The decision about a message, which came at that time, in seconds since 1970.
+
+        Nothing is charged before its answer is made.
+        """
         try:
             policy = GatePolicy.read(self._file)
         except NodeConfigError as error:
@@ -138,7 +146,10 @@ class Gate:
         once_sent: list[Callable[[], None]] = []
         return Ruling(
             answer_after=policy.keys.answer_after if _may_reach_app(asked) else None,
-            answer=lambda handler: self._answer(asked, run, policy, handler, once_sent.append),
+            answer=lambda handler: self._answer(
+                asked, run, policy, handler, came, once_sent.append
+            ),
+            once=policy.keys.promise is GatePromise.RECORD,
             once_sent=once_sent,
         )
 
@@ -148,6 +159,7 @@ class Gate:
         run: JudgedRun,
         policy: GatePolicy,
         handler: ClientAppCallable,
+        came: float,
         once_sent: Callable[[Callable[[], None]], None],
     ) -> Message:
         """The message that leaves the site as the answer.
@@ -168,7 +180,7 @@ class Gate:
             run_config=dict(run.config),  # its digest goes into the masks of a sum
         )
         way = way_of(policy, run)
-        chain = self._chain(asked, way, policy, in_todays_names(handler))
+        chain = self._chain(asked, way, policy, in_todays_names(handler), came)
         names = older_names([metric.name for metric in policy.keys.evaluation])
         message_id = asked.metadata.message_id
         host = GateHost(run.app, self._enforcement_of(way), message_id, once_sent)
@@ -179,12 +191,18 @@ class Gate:
         return mark(answer, self._enforcement_of(way))
 
     def _chain(
-        self, asked: Message, way: Way, policy: GatePolicy, handler: ClientAppCallable
+        self,
+        asked: Message,
+        way: Way,
+        policy: GatePolicy,
+        handler: ClientAppCallable,
+        came: float,
     ) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
         closed = Chain(_closed, [])
-        if _may_reach_app(asked) and policy.keys.answer_after >= asked.metadata.ttl:
-            return Chain(partial(_too_late, policy.keys.answer_after), [])
+        left = asked.metadata.created_at + asked.metadata.ttl - came
+        if _may_reach_app(asked) and policy.keys.answer_after >= left:
+            return Chain(partial(_too_late, policy.keys.answer_after, left), [])
         if category == MessageType.TRAIN:
             return way.training(handler)
         if category == MessageType.EVALUATE:
@@ -205,7 +223,7 @@ class Gate:
             identity = replace(
                 NodeIdentity.from_config(config),
                 enforcement=self._enforcement_of(way),
-                answer_after=policy.keys.answer_after,
+                answer_after=policy.keys.answer_after + PULLS,  # as a message may wait so long
             )
             try:
                 way.require_rehearsed(config_of(message))
@@ -230,9 +248,9 @@ def _may_reach_app(asked: Message) -> bool:
     return category in (MessageType.TRAIN, MessageType.EVALUATE)
 
 
-def _too_late(answer_after: float, message: Message, context: Context) -> NoReturn:
+def _too_late(answer_after: float, left: float, message: Message, context: Context) -> NoReturn:
     raise PolicyRefusal(
-        f"the server waits for {message.metadata.ttl:g} s, and dp-gate-answer-after is "
+        f"the server waits for {left:.3g} s more, and dp-gate-answer-after is "
         f"{answer_after:g}: the answer would be charged, and come too late. Lower it, or ask the "
         "server's operator for a longer time-out"
     )

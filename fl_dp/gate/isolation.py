@@ -14,12 +14,15 @@ reads it at its start (`write_result`, `found_isolated`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -30,6 +33,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SOCKETS = "net/unix"  # of a process: sockets of its network namespace, one per line
 _LISTENS = 0x10000  # __SO_ACCEPTCON
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # for documentation
+_SHARED = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 _PATIENCE = 3.0  # seconds for a connection
 _LONGEST_RESULT = 10_000
 
@@ -82,8 +86,8 @@ def tried(user: AppUser, guarded: Guarded) -> list[Attempt]:
         RuntimeError: It could not be tried.
     """
     results: dict[str, dict[str, None]] = {}
-    with stand_in(guarded.owner) as gate:
-        trials = _Trials(guarded, gate)
+    with stand_in(guarded.owner) as gate, ExitStack() as texts:
+        trials = _Trials(guarded, gate, list(_texts_of_another(texts)))
         for attempts in done_beside(user, trials.run):
             for goal, successes in attempts:
                 results.setdefault(goal, {}).update(dict.fromkeys(successes))
@@ -135,28 +139,30 @@ def found_isolated(policy: Path, user: AppUser, guarded: Guarded) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """Conditions under which a result is valid: one start of the machine, its users and paths."""
+    """Conditions under which a result is valid: one start of the machine, its user and files.
+
+    Attributes:
+        boot: The kernel's name of this start.
+        user: The app's.
+        guarded: SHA-256 of all that apps must not reach, and of the way that they have.
+    """
 
     boot: str
     user: int
-    home: str
-    runtime_socket: str
+    guarded: str
 
     @classmethod
     def of(cls, user: AppUser, guarded: Guarded) -> Self:
-        return cls(
-            boot=_BOOT.read_text(),
-            user=user.uid,
-            home=str(guarded.home),
-            runtime_socket=str(guarded.runtime_socket),
-        )
+        digest = hashlib.sha256(repr(guarded).encode()).hexdigest()
+        return cls(boot=_BOOT.read_text(), user=user.uid, guarded=digest)
 
 
 class _Trials:
     """Everything that an app may try. Names are looked up before the user changes."""
 
-    def __init__(self, guarded: Guarded, gate: int) -> None:
-        self._guarded, self._gate = guarded, gate
+    def __init__(self, guarded: Guarded, gate: int, texts: list[Path]) -> None:
+        self._guarded, self._gate, self._texts = guarded, gate, texts
+        self._memory = _memory_of_this_process()
         self._superlink: list[tuple[socket.AddressFamily, tuple[object, ...]]] = []
         if guarded.superlink is not None:
             self._superlink = _addresses(*guarded.superlink)
@@ -179,6 +185,7 @@ class _Trials:
             Attempt("signal the gate or read its memory", tuple(self._ways_into_gate())),
             Attempt("open a socket to another machine", tuple(self._ways_out())),
             Attempt("talk to another process of this machine", tuple(self._open_sockets())),
+            Attempt("read what apps of another site left", tuple(self._left_by_others())),
         ]
 
     def _ways_into_gate(self) -> Iterator[str]:
@@ -201,6 +208,13 @@ class _Trials:
             if _connects(family, socket.SOCK_STREAM, endpoint):
                 yield f"the SuperLink at {endpoint[0]}"
 
+    def _left_by_others(self) -> Iterator[str]:
+        for text in self._texts:
+            if _is_readable(text):
+                yield str(text.parent)
+        if _memory_of_this_process() == self._memory:
+            yield "shared memory of System V"
+
     def _open_sockets(self) -> Iterator[str]:
         own = dict(_unix_sockets())
         # Names that begin with @ belong to one network namespace alone.
@@ -211,6 +225,25 @@ class _Trials:
             address = f"\0{name[1:]}" if name.startswith("@") else name
             if _connects(socket.AF_UNIX, kind, address):
                 yield name
+
+
+def _texts_of_another(files: ExitStack) -> Iterator[Path]:
+    """Leave a text in each folder in which all users can, and yield its path."""
+    for folder in _SHARED:
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            descriptor, name = tempfile.mkstemp(dir=folder)
+            os.fchmod(descriptor, 0o644)
+            os.close(descriptor)
+            files.callback(Path(name).unlink)
+            yield Path(name)
+
+
+def _memory_of_this_process() -> str:
+    """The namespace of this process's shared memory; empty: this system has none."""
+    try:
+        return str((PROCESSES / "self" / "ns" / "ipc").readlink())
+    except OSError:
+        return ""
 
 
 def _passing(paths: Iterable[Path], test: Callable[[Path], bool]) -> tuple[str, ...]:

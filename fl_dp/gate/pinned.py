@@ -20,6 +20,9 @@ from .judged_run import JudgedRun
 from .policy import GatePolicy
 
 _ROUND_KEY = "server-round"
+_RECORDS = {"arrays", "config", "fitins.parameters", "fitins.config"}
+"""Names of Flower's strategies for the records of a training."""
+
 _TERMS = (
     *("noise_multiplier", "sampling_rate", "steps", "clipping_norm"),
     *("neighboring_relation", "unit"),
@@ -50,6 +53,12 @@ def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
         raise PolicyRefusal("the named app is asked to train alone, by no other name")
     if message.content.metric_records:
         raise PolicyRefusal("the message has metrics, which the owner has not pinned")
+    for name in message.content:
+        if name not in _RECORDS:
+            raise PolicyRefusal(
+                f"the message has a record {name!r:.50}, and the named app gets `arrays` and "
+                "`config` alone: leave the names of records to Flower's strategies"
+            )
     key, model = only_record(message.content.array_records, "ArrayRecord")
     config = config_of(message)
     plan = plan_by_terms(config, policy)

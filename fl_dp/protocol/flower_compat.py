@@ -1,6 +1,6 @@
 """All uses of parts of Flower, its engine's Ray and its web server that may move.
 
-Only this file and a gate's hook (`fl_dp/gate/flower_hook.py`) import parts that Flower's
+Only this file and a gate's messages (`fl_dp/gate/flower_wire.py`) import parts that Flower's
 documentation leaves out; a test checks every import. Each use says what it relies on and what to
 do when that moves. A failed import raises `FlowerChanged`, from `flower_versions.py`: it can be
 caught when this file fails.
@@ -96,13 +96,8 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
     return flower_superlink
 
 
-def supernode_behind(
-    guard: Callable[[WebApp], WebApp], *, socket: Path | None = None
-) -> Callable[[], None]:
-    """`flower-supernode`'s main with its web app behind a guard, which wraps it.
-
-    It is served at the Unix socket, if given, instead of a port.
-    """
+def supernode_behind(guard: Callable[[WebApp], WebApp]) -> Callable[[], None]:
+    """`flower-supernode`'s main with its web app behind a guard, which wraps it."""
     # Relies on: it makes a `uvicorn.Config(app, ...)`. Moved: tests/deploy says so; patch what it
     # calls instead.
     import uvicorn
@@ -113,8 +108,6 @@ def supernode_behind(
     configured = uvicorn.Config
 
     def guarded(app: WebApp, **options: Any) -> uvicorn.Config:
-        if socket is not None:
-            options["uds"] = str(socket)
         # A header must not set the address of the other end.
         return configured(guard(app), **options | {"proxy_headers": False})
 

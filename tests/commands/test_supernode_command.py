@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import yaml
@@ -17,7 +19,9 @@ from fl_dp.gate import gated_supernode as gated
 from fl_dp.gate import isolation
 from fl_dp.gate.app_user import AppUser
 from fl_dp.gate.gate import Gate
+from fl_dp.gate.gated_supernode import LinkOptions
 from fl_dp.gate.isolation import Attempt, Guarded
+from fl_dp.gate.link import LinkLost, LinkRefused
 
 POLICY: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -27,7 +31,8 @@ POLICY: dict[str, Any] = {
     "dp-gate-noise-multiplier": 4.0,
     "dp-gate-answer-after": 60,
 }
-APART = ("--app-user", "nobody")
+APART = ("--app-user", "nobody", "--desk-socket", "/run/gate.sock")
+LINK = ("--superlink", "192.0.2.1:8000", "--insecure")
 
 
 @pytest.fixture
@@ -40,18 +45,47 @@ def policy(tmp_path: Path) -> Path:
     return file
 
 
+class Started(NamedTuple):
+    """A gate that would run.
+
+    Attributes:
+        supernode: Command of its own SuperNode; empty: it starts none.
+        desk_socket: Where its desk connects.
+        options: How it reaches the SuperLink.
+    """
+
+    supernode: list[str]
+    desk_socket: Path
+    options: LinkOptions
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the command lines that Flower's SuperNode was started with."""
-    lines: list[list[str]] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    """Return the gates that were started, of which none runs."""
+    gates: list[Started] = []
+    made: list[Any] = []
 
-    def behind(wrap: Callable[[Any], Any]) -> Callable[[], None]:
-        return lambda: lines.append(list(sys.argv))
+    def link(options: LinkOptions) -> str:
+        made.append(options)
+        return "link"
 
-    monkeypatch.setattr(gated, "supernode_behind_gate", behind)
-    monkeypatch.setattr("uvicorn.Config", lambda app, **options: options)
-    monkeypatch.setattr(sys, "argv", ["fl-dp"])
-    return lines
+    @contextmanager
+    def site(supernode: list[str], desk: list[str]) -> Iterator[Any]:
+        made.append(supernode)
+        yield Path("own"), SimpleNamespace(kill=None)
+
+    def ran(gate: Any, link: str, policy: Path, desk_socket: Path, abandon: Any) -> NoReturn:
+        options, *commands = made
+        supernode = [word for command in commands for word in command[4:]]
+        gates.append(Started(supernode, desk_socket, options))
+        made.clear()
+        sys.exit(0)
+
+    monkeypatch.setattr(LinkOptions, "link", link)
+    monkeypatch.setattr(gated, "own_site", site)
+    monkeypatch.setattr(gated, "run_gate", ran)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    return gates
 
 
 @pytest.fixture
@@ -76,71 +110,59 @@ def said_by(ended: Any) -> str:
     return " ".join(ended.stderr.split())
 
 
-def test_flower_s_own_options_are_handed_on(
-    policy: Path, started: list[list[str]], isolated: list[bool]
+def test_flower_s_own_options_are_the_gate_s_or_the_supernode_s(
+    policy: Path, started: list[Started], isolated: list[bool]
 ) -> None:
-    config = 'partition-id=0 dp-data-path="/srv/north" dp-data-schema="/srv/schema.yaml"'
-    rest = ["--superlink", "192.0.2.1:8000", "--node-config", config]
-    ended = run("--policy", policy, *rest, *APART)
+    rest = ["--node-config", "partition-id=0", "--port=9105", "--trusted-entities", "/srv/t.yaml"]
+    own = ["--superlink", "192.0.2.1:8000", "--root-cert", "/srv/ca.crt"]
+    key = ["--auth-supernode-private-key=/srv/node.key"]
+    ended = run("--policy", policy, "--cooperative", *own, *rest, *key)
     assert ended.exit_code == 0
-    assert "nobody has found out what an app of nobody could do" in said_by(ended)
-    assert started == [["flower-supernode", *rest, "--isolation", "process"]]
+    assert "they can read the ledger" in said_by(ended)
+    [gate] = started
+    assert gate.supernode == rest
+    assert gate.options == LinkOptions(
+        superlink="192.0.2.1:8000",
+        insecure=False,
+        roots=Path("/srv/ca.crt"),
+        key=Path("/srv/node.key"),
+    )
     assert isolated == [False]
 
 
-def test_who_lets_apps_run_as_the_gate_s_user_is_told_what_that_means(
-    policy: Path, started: list[list[str]], isolated: list[bool]
+def test_a_gate_whose_apps_are_another_user_s_starts_no_supernode(
+    policy: Path, started: list[Started], isolated: list[bool]
 ) -> None:
-    ended = run("--policy", policy, "--cooperative", "--insecure")
+    ended = run("--policy", policy, *APART, *LINK)
     assert ended.exit_code == 0
-    assert "they can read the ledger" in said_by(ended)
-    assert started == [["flower-supernode", "--insecure"]]
+    assert "nobody has found out what an app of nobody could do" in said_by(ended)
+    [gate] = started
+    assert (gate.supernode, gate.desk_socket) == ([], Path("/run/gate.sock"))
     assert isolated == [False]
 
 
 def test_a_gate_whose_ledger_has_no_folder_does_not_start(
-    policy: Path, started: list[list[str]]
+    policy: Path, started: list[Started]
 ) -> None:
     """Else it would answer every round by noise alone."""
     (policy.parent / "private").rmdir()
-    ended = run("--policy", policy, "--cooperative", "--insecure")
+    ended = run("--policy", policy, "--cooperative", *LINK)
     assert ended.exit_code == 2
     assert f"folder {policy.parent / 'private'} does not exist: make it" in said_by(ended)
     assert not started
 
 
-def test_a_port_that_is_taken_ends_in_one_line(
-    policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [LinkRefused("status 409"), LinkLost("register its key there")])
+def test_a_superlink_that_refuses_the_node_ends_in_one_line(
+    policy: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def behind(wrap: Callable[[Any], Any]) -> Callable[[], None]:
-        def run() -> None:
-            raise RuntimeError("SuperNode Runtime HTTP API failed to start.")
+    def ran(*told: Any) -> NoReturn:
+        raise error
 
-        return run
-
-    monkeypatch.setattr(gated, "supernode_behind_gate", behind)
-    ended = run("--policy", policy, "--cooperative", "--insecure")
+    monkeypatch.setattr(gated, "run_gate", ran)
+    ended = run("--policy", policy, *APART, *LINK)
     assert ended.exit_code == 2
-    assert "add --port NUMBER" in said_by(ended)
-
-
-def test_the_app_s_user_alone_reaches_the_runtime_api(
-    policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served: list[tuple[object, Path | None]] = []
-
-    def behind(guard: Callable[[Any], Any], *, socket: Path | None = None) -> Any:
-        served.append((getattr(guard("app"), "_user", "nobody asks"), socket))
-
-    monkeypatch.setattr("fl_dp.app.local.local_supernode.supernode_behind", behind)
-    socket = policy.with_name("runtime.sock")
-    run("--policy", policy, "--cooperative")
-    run("--policy", policy, *APART)
-    run("--policy", policy, *APART, "--app-socket", socket)
-    own, nobody = os.getuid(), AppUser.named("nobody").uid
-    # Who may open a socket is what its folder says.
-    assert served == [(own, None), (nobody, None), ("nobody asks", socket)]
-    assert len(started) == 3
+    assert str(error) in said_by(ended)
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, *attempts: Attempt, uid: int = 0) -> list[Guarded]:
@@ -157,7 +179,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, *attempts: Attempt, uid: int = 0) -
 
 
 def test_a_check_tries_files_of_the_policy_and_of_flower_s_options(
-    policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    policy: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", "/srv/flower")
     asked = checked(monkeypatch, Attempt("read", ()), uid=os.getuid())
@@ -175,7 +197,7 @@ def test_a_check_tries_files_of_the_policy_and_of_flower_s_options(
 
 
 def test_where_something_can_be_gone_around_a_check_ends_with_1_and_says_what(
-    policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    policy: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = tuple(f"/file/{number}" for number in range(9))
     checked(monkeypatch, Attempt("read it", paths), Attempt("change it", ()), uid=4711)
@@ -190,14 +212,14 @@ def test_where_something_can_be_gone_around_a_check_ends_with_1_and_says_what(
 @pytest.mark.parametrize("successes", [(), ("/ledger.db",)])
 def test_a_gate_that_starts_after_a_check_knows_what_root_found(
     policy: Path,
-    started: list[list[str]],
+    started: list[Started],
     isolated: list[bool],
     monkeypatch: pytest.MonkeyPatch,
     successes: tuple[str, ...],
 ) -> None:
     checked(monkeypatch, Attempt("read", successes))
-    run("--policy", policy, *APART, "--check")
-    ended = run("--policy", policy, *APART)
+    run("--policy", policy, *APART, *LINK, "--check")
+    ended = run("--policy", policy, *APART, *LINK)
     assert isolated == [not successes]
     assert ("enforced by the site" in said_by(ended)) == (not successes)
     assert len(started) == 1
@@ -209,15 +231,22 @@ def test_a_gate_that_starts_after_a_check_knows_what_root_found(
         ((), "add --app-user USER"),
         (("--check", "--cooperative"), "add --app-user USER"),
         ((*APART, "--iso=subprocess"), "leave it out, and write --app-user USER"),
-        (("--cooperative", *APART), "leave --app-user and --app-socket out"),
-        (("--cooperative", "--app-socket", "/run/s"), "leave --app-user and --app-socket out"),
-        (("--app-user", "root"), "make a user for them"),
+        (("--cooperative", *APART), "leave --app-user and --desk-socket out"),
+        (("--cooperative", "--desk-socket", "/run/s"), "leave --app-user and --desk-socket out"),
+        (("--app-user", "nobody", *LINK), "add --desk-socket SOCKET"),
+        (APART, "add --superlink HOST:PORT"),
+        ((*APART, "--superlink"), "expected one argument"),
+        (
+            (*APART, *LINK, "--auth-supernode-private-key", "/srv/node.key"),
+            "leave one of them out",
+        ),
+        (("--app-user", "root", "--desk-socket", "/run/s"), "make a user for them"),
         ((*APART, "--node-config", "dp-max-epsilon=4.0"), "dp-max-epsilon stands in --node-config"),
         ((*APART, "--n=max-epsilon=4.0"), "max-epsilon stands in --node-config"),
     ],
 )
 def test_what_would_leave_the_gate_open_is_refused(
-    policy: Path, started: list[list[str]], words: tuple[str, ...], said: str
+    policy: Path, started: list[Started], words: tuple[str, ...], said: str
 ) -> None:
     ended = run("--policy", policy, *words)
     assert ended.exit_code == 2
@@ -233,7 +262,7 @@ def test_what_would_leave_the_gate_open_is_refused(
     ],
 )
 def test_a_policy_that_can_t_be_meant_is_an_error_at_the_start(
-    policy: Path, started: list[list[str]], text: str, said: str
+    policy: Path, started: list[Started], text: str, said: str
 ) -> None:
     policy.write_text(text)
     ended = run("--policy", policy, *APART)
@@ -243,7 +272,7 @@ def test_a_policy_that_can_t_be_meant_is_an_error_at_the_start(
 
 
 def test_packages_of_a_named_app_are_not_installed_at_the_server_s_wish(
-    policy: Path, started: list[list[str]]
+    policy: Path, started: list[Started]
 ) -> None:
     terms = {"noise-multiplier": 1.1, "sampling-rate": 0.01, "steps": 20, "clipping-norm": 1.0}
     named = {
@@ -255,17 +284,17 @@ def test_packages_of_a_named_app_are_not_installed_at_the_server_s_wish(
         "dp-gate-environment": "/srv/app/venv",
         "dp-gate-answer-after": 60,
     }
-    words = ("--policy", policy, "--cooperative", "--allow-runtime-dependency-installation")
+    words = ("--policy", policy, "--cooperative", *LINK, "--allow-runtime-dependency-installation")
     run(*words)
     policy.write_text(yaml.safe_dump(named))
     ended = run(*words)
     assert ended.exit_code == 2
     assert "leave --allow-runtime-dependency-installation out" in said_by(ended)
-    run("--policy", policy, "--cooperative")
+    run("--policy", policy, "--cooperative", *LINK)
     assert len(started) == 2
 
 
-def test_a_policy_that_is_not_there_is_an_error_at_the_start(started: list[list[str]]) -> None:
+def test_a_policy_that_is_not_there_is_an_error_at_the_start(started: list[Started]) -> None:
     ended = run("--policy", "/no/such/policy.yaml", *APART)
     assert (ended.exit_code, started) == (2, [])
     assert "can't be read" in said_by(ended)

@@ -27,7 +27,6 @@ from federation import (
     late_lines,
     spent_lines,
 )
-from known_gate import NEEDS_GATE
 from waiting import until
 from wards import ROOT, write_tables
 
@@ -180,9 +179,7 @@ def test_a_federation_that_is_stopped_leaves_nothing_running(
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", [name if name == "dp_sgd" else pytest.param(name, marks=NEEDS_GATE) for name in ALL]
-)
+@pytest.mark.parametrize("name", ALL)
 def test_the_same_app_runs_in_a_simulation_and_on_the_federation(name: str, tmp_path: Path) -> None:
     mode = patient(MODES[name])
     with Federation(tmp_path / "place", mode) as federation:
@@ -219,7 +216,6 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
             assert not federation.ledger_of(ward).exists()
 
 
-@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")

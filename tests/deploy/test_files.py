@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,17 @@ import backup
 import pytest
 import relay
 import yaml
-from flwr.supercore.cli.flower_superexec import _parse_args as _parse_args_run_superexec
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from fl_dp.app.local.desk import desk_parser
 from fl_dp.app.local.superlink import _open_to_all
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.commands.app import app
 from fl_dp.commands.shown_uses import parsed_node_config
+from fl_dp.commands.supernode import _link_options
 from fl_dp.gate.app_user import AppUser
 from fl_dp.gate.isolation import Guarded, tried
 
@@ -71,6 +73,7 @@ OF_A_SERVICE = {
     "init",
     "read_only",
     "user",
+    "group_add",
     "cap_drop",
     "security_opt",
     "tmpfs",
@@ -125,11 +128,14 @@ def parsed(words: list[str]) -> argparse.Namespace | None:
         context = group.commands["supernode"].make_context(
             "supernode", given[given.index("supernode") + 1 :]
         )
-        assert context.params["app_user"] and context.params["app_socket"]
+        assert context.params["app_user"] and context.params["desk_socket"]
         assert not context.params["cooperative"]
-        return _parse_args_run_supernode().parse_args(context.args)
-    if "flower-superexec" in words:
-        return _parse_args_run_superexec().parse_args(given[given.index("flower-superexec") + 1 :])
+        link, others = _link_options(context.args)
+        assert not others
+        return argparse.Namespace(**asdict(link))
+    if "flower-supernode" in words:
+        options = given[given.index("flower-supernode") + 1 :]
+        return _parse_args_run_supernode().parse_args(options)
     return None
 
 
@@ -150,12 +156,16 @@ def test_flower_understands_what_is_started(name: str) -> None:
         assert key == "dp-policy-path"
     elif "gate" in name:
         assert found is not None
-        assert found.root_certificates and found.auth_supernode_private_key
-        assert not found.insecure and not found.runtime_dependency_install
-        assert found.node_config in ("${NODE_CONFIG}", 'dp-data-path="/srv/fl-dp/${NODE:-north}"')
+        assert found.roots and found.key and not found.insecure
     elif "app@" in name or name == "compose: app":
         assert found is not None
-        assert found.runtime_api_address.startswith("127.0.0.1:")
+        # Over the loopback of its own network, in which nothing but the relay is.
+        assert found.superlink.startswith("127.0.0.1:") and found.insecure
+        assert not found.auth_supernode_private_key and not found.runtime_dependency_install
+        assert found.node_config in ("${NODE_CONFIG}", 'dp-data-path="/srv/fl-dp/${NODE:-north}"')
+    elif "desk" in name:
+        options = desk_parser().parse_args(words[words.index("fl_dp.app.local.desk") + 1 :])
+        assert options.gate.name == "gate.sock" and options.socket.name == "fleet.sock"
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))
         assert (DEPLOY / script.name).exists()
@@ -194,8 +204,8 @@ def test_the_scripts_take_what_they_are_started_with(
             relay.main(given[script + 1 :])
     assert len(relayed) == 2
     for port, socket, command in relayed:
-        assert socket.startswith("/run/fl-dp-")
-        assert command[0] == "flower-superexec" and command[-1].endswith(f"127.0.0.1:{port}")
+        assert socket.startswith("/run/fl-dp-desk-")
+        assert command[0] == "flower-supernode" and f"127.0.0.1:{port}" in " ".join(command)
     words = words_of_unit(DEPLOY / "systemd/fl-dp-backup@.service")
     with pytest.raises(SystemExit, match="no ledger at"):  # and no complaint of an option
         backup.main(words[2:])
@@ -218,17 +228,41 @@ def test_a_node_writes_to_its_ledger_its_witness_and_nowhere_else() -> None:
     ]
 
 
-def test_apps_behind_a_gate_have_another_user_and_no_network_but_its_socket() -> None:
-    gate, app = (unit(DEPLOY / f"systemd/fl-dp-{name}@.service") for name in ("gate", "app"))
-    assert gate["User"] == "fl-dp-%i"
-    assert app["User"] == gate["Group"] == "fl-dp-app-%i"
-    assert app["PrivateNetwork"] == "yes"
-    assert (app["TemporaryFileSystem"], app["BindPaths"]) == ("/run:ro", "/run/fl-dp-%i")
-    assert "ReadWritePaths" not in app and app["StateDirectory"] == "fl-dp-app-%i"
-    # An app that could write into the folder could have the gate open another file of its own.
-    assert app["ExecStartPre"].split()[1:] == [
-        *("-d", "-m", "0750", "-o", "fl-dp-%i", "-g", "fl-dp-app-%i", "/run/fl-dp-%i")
+def test_gate_desk_and_apps_are_three_users_of_whom_each_reaches_the_next_alone() -> None:
+    gate, desk, app = (
+        unit(DEPLOY / f"systemd/fl-dp-{name}@.service") for name in ("gate", "desk", "app")
+    )
+    assert [each["User"] for each in (gate, desk, app)] == [
+        *("fl-dp-%i", "fl-dp-desk-%i", "fl-dp-app-%i")
     ]
+    assert gate["Group"] == desk["SupplementaryGroups"] == "fl-dp-desk-%i"
+    assert desk["Group"] == app["User"]
+    assert "Group" not in app and "SupplementaryGroups" not in app
+    for untrusted in (desk, app):
+        assert untrusted["PrivateNetwork"] == untrusted["PrivateIPC"] == "yes"
+        assert not [value for value in untrusted.values() if "/etc/fl-dp/%i/node.key" in value]
+    assert (app["TemporaryFileSystem"], app["BindPaths"]) == ("/run:ro /dev/shm", BETWEEN)
+    assert "ReadWritePaths" not in app and app["StateDirectory"] == "fl-dp-app-%i"
+    # An app that could write into the folder could put a socket of its own there.
+    assert desk["ExecStartPre"].split()[1:] == [
+        *("-d", "-m", "0750", "-o", "fl-dp-desk-%i", "-g", "fl-dp-app-%i", BETWEEN)
+    ]
+    assert "-m 0750 -o fl-dp-%i -g fl-dp-desk-%i /run/fl-dp-%i" in (
+        DEPLOY / "systemd/fl-dp-gate@.service"
+    ).read_text(encoding="utf-8")
+
+
+def test_a_flood_at_the_desk_leaves_processors_and_memory_to_the_gate() -> None:
+    gate, desk, app = (
+        unit(DEPLOY / f"systemd/fl-dp-{name}@.service") for name in ("gate", "desk", "app")
+    )
+    assert int(gate["CPUWeight"]) >= 100 * int(app["CPUWeight"])
+    assert gate["MemoryMin"] and desk["MemoryMax"] and desk["CPUQuota"] and desk["TasksMax"]
+    # A process that left its session ends with the unit's cgroup.
+    assert "KillMode" not in app
+
+
+BETWEEN = "/run/fl-dp-desk-%i"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what another user can do")
@@ -248,6 +282,8 @@ def test_each_promise_to_a_gate_is_one_that_its_check_tries(tmp_path: Path) -> N
         ("read the policy, the ledger, its witness or the keys", "User", "user"),
         ("open a socket to another machine", "PrivateNetwork", "network_mode"),
         ("talk to another process of this machine", "TemporaryFileSystem", "volumes"),
+        ("read what apps of another site left", "PrivateIPC", "tmpfs"),
+        ("read what apps of another site left", "PrivateTmp", "tmpfs"),
         ("do more than its user may", "NoNewPrivileges", "security_opt"),
         ("do more than its user may", "CapabilityBoundingSet", "cap_drop"),
     ):
@@ -265,15 +301,19 @@ def test_a_gate_is_checked_as_it_is_started() -> None:
     assert set(options) <= set(started[started.index("supernode") :])
 
 
-def test_containers_of_apps_have_no_network_and_reach_the_gate_by_its_socket_alone() -> None:
-    app, gate = services()["app"], services()["gate"]
-    assert app["network_mode"] == "none"
-    uid, gid = app["user"].split(":")
-    assert gate["user"].split(":")[1] == gid and gate["user"].split(":")[0] != uid
-    of_app, of_gate = (
-        {volume.removesuffix(":ro") for volume in service["volumes"]} for service in (app, gate)
+def test_containers_of_apps_have_no_network_and_reach_the_desk_by_its_socket_alone() -> None:
+    app, desk, gate = (services()[name] for name in ("app", "desk", "gate"))
+    assert app["network_mode"] == desk["network_mode"] == "none"
+    users, groups = zip(*(each["user"].split(":") for each in (app, desk, gate)), strict=True)
+    assert len(set(users)) == 3
+    assert (groups[1], groups[2], desk["group_add"]) == (users[0], users[1], [users[1]])
+    of_app, of_desk, of_gate = (
+        {volume.removesuffix(":ro") for volume in each["volumes"]} for each in (app, desk, gate)
     )
-    assert of_app & of_gate == {"/run/fl-dp-${NODE:-north}:/run/fl-dp-${NODE:-north}"}
+    between_app_and_desk = "/run/fl-dp-desk-${NODE:-north}:/run/fl-dp-desk-${NODE:-north}"
+    assert of_app & of_desk == {between_app_and_desk}
+    assert of_desk & of_gate == {"/run/fl-dp-${NODE:-north}:/run/fl-dp-${NODE:-north}"}
+    assert not of_app & of_gate
     assert all(volume.endswith(":ro") for volume in app["volumes"])
 
 

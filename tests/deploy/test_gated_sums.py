@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from gated_deployment import GatedDeployment
-from known_gate import NEEDS_GATE
 from written_apps import write_app
 
 from fl_dp import PrivacyLedger
@@ -76,7 +75,6 @@ POLICY = {
 }
 
 
-@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")

@@ -6,13 +6,11 @@ One federation plays one after another. In one process: tests/gate.
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gated_deployment import GatedDeployment
-from known_gate import NEEDS_GATE
 from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
@@ -25,14 +23,18 @@ POLICY: dict[str, Any] = {
     "gate_noise_multiplier": 0.01,  # of length 0.1 over the model
     "gate_answer_after": 50.0,
 }
-KILLS = "kills its gate"
 WAYS = (
     "patches fl-dp",
     "answers twice and goes on in another process",
     "replays another round and answers",
+    "kills its SuperNode",
+    "never answers",
+    "behaves",
 )
-AFTERWARDS = ("behaves", "never answers")
-WITHOUT_UPDATE = {"never answers"}
+UPDATES = dict.fromkeys(WAYS, (1.0,)) | {
+    "never answers": (0.0,),
+    "kills its SuperNode": (0.0, 1.0),  # a busy machine may take too long to start another one
+}
 MODEL = ["train", "", ["arrays", "metrics"], {"num-examples": 1}, [["w", "float32", [100], 528]]]
 
 CLIENT = """\
@@ -69,11 +71,11 @@ def trained(message, secret, update=1e6):
 
 def patched():
     import fl_dp.mechanisms
-    from fl_dp.gate import connection, gate, ways
+    from fl_dp.gate import gate, loop, ways
     from fl_dp.mechanisms import GaussianMechanism, SecureRandom
     fl_dp.mechanisms.clip_by_norm = ways.clip_by_norm = lambda update, norm: update
     GaussianMechanism.privatize = lambda self, values, rng: values
-    gate.Gate.judge = connection.GatedConnection._release = None
+    gate.Gate.judge = loop.GateLoop._answer = None
 
 def goes_on(message, secret):
     if os.fork():
@@ -86,7 +88,7 @@ def goes_on(message, secret):
         except Exception:
             os._exit(0)
 
-def kill_its_gate():
+def kill_its_supernode():
     pid = os.getpid()
     while True:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -116,8 +118,9 @@ def train(message, context):
     Path(TOLD, f"{secret} {way}").touch()
     if way == "never answers":
         time.sleep(3600)
-    if way == "kills its gate" and secret.startswith("x"):
-        kill_its_gate()
+    if way == "kills its SuperNode" and not kept.with_suffix(".killed").exists():
+        kept.with_suffix(".killed").touch()
+        kill_its_supernode()
     return reply
 """
 
@@ -144,7 +147,7 @@ def told(reply):
 
 @app.main()
 def main(grid, context):
-    while len(nodes := list(grid.get_node_ids())) != 2:  # one that was killed is there a while
+    while len(nodes := list(grid.get_node_ids())) != 2:
         time.sleep(0.5)
     arrived = {}
     for way in shlex.split(context.run_config["hydra-overrides"]):
@@ -165,10 +168,9 @@ def require_noised_models(arrived: dict[str, Any], way: str) -> None:
         # Of the app's first answer to this round; another would have the other sign, or none.
         moved = sum(reply["model"]) / 10.0
         # Eight standard deviations of the noise.
-        assert moved == pytest.approx(0.0 if way in WITHOUT_UPDATE else 1.0, abs=0.08)
+        assert any(moved == pytest.approx(update, abs=0.08) for update in UPDATES[way])
 
 
-@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
@@ -190,21 +192,13 @@ def test_whatever_an_app_does_in_its_process_a_noised_model_arrives_and_is_charg
     with GatedDeployment(tmp_path / "processes", **POLICY) as running:
         for name, secret in SITES.items():
             running.join(name, {"secret": secret})
-        assert running.run(app, [*WAYS, KILLS], timeout=900) == "finished:completed"
+        assert running.run(app, WAYS, timeout=900) == "finished:completed"
         arrived = json.loads(told.read_text())
-        assert running.exit_status("south") == -signal.SIGKILL
-        # The killed gate's message was charged, and nothing came of it.
-        assert [reply["said"] for reply in arrived[KILLS] if "model" in reply] == [MODEL]
-        assert charges() == [len(WAYS) + 1] * 2
+        assert charges() == [len(WAYS)] * 2
         for way in WAYS:
             require_noised_models(arrived, way)
-
-        running.join("south", {"secret": SITES["south"]})
-        assert running.run(app, AFTERWARDS, timeout=900) == "finished:completed"
-        arrived = json.loads(told.read_text())
-        assert charges() == [len(WAYS) + 1 + len(AFTERWARDS)] * 2
-        for way in AFTERWARDS:
-            require_noised_models(arrived, way)
-    for way in (*WAYS, KILLS, *AFTERWARDS):
+        for name in SITES:
+            assert "it is started again" in running.log(name)
+    for way in WAYS:
         for secret in SITES.values():
             assert (tmp_path / f"{secret} {way}").exists()  # the app was there, and knew it

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from deployment import Deployment
 from flwr.cli.build import build_fab_from_disk
-from known_gate import NEEDS_GATE
 from record_plans import record_plan
 from waiting import until
 from written_apps import PUBLISHER, write_app
@@ -115,7 +114,6 @@ class NamedApps(Deployment):
         return (*command, "--cooperative", "--insecure")
 
 
-@NEEDS_GATE
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")

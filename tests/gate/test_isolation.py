@@ -37,6 +37,11 @@ import ctypes, os, sys
 uid, apart, rights = (int(word) for word in sys.argv[1:])
 kernel = ctypes.CDLL(None, use_errno=True)
 assert kernel.unshare(apart) == 0
+if apart & 0x20000:
+    assert kernel.mount(b"none", b"/", None, 0x44000, None) == 0  # MS_REC | MS_PRIVATE
+    for folder in (b"/tmp", b"/var/tmp", b"/dev/shm"):
+        if os.path.isdir(folder):
+            assert kernel.mount(b"tmpfs", folder, b"tmpfs", 0, None) == 0
 if rights == 1:
     kernel.prctl(8, 1)  # PR_SET_KEEPCAPS
 if rights != 2:
@@ -45,8 +50,11 @@ os.setgid(uid); os.setuid(uid)
 print(flush=True); sys.stdin.read()
 """
 NEW_NETWORK = 0x40000000
+OWN_PLACES = 0x08020000  # CLONE_NEWIPC | CLONE_NEWNS
 NO_RIGHTS, CAPABILITIES, NEW_RIGHTS = range(3)
-READ, CHANGE, HOME, CODE, GATE, NETWORK, NEIGHBORS, RIGHTS = range(8)
+READ, CHANGE, HOME, CODE, GATE, NETWORK, NEIGHBORS, LEFT, RIGHTS = range(9)
+OF_THE_MACHINE = {NEIGHBORS, LEFT}
+"""What a process without mounts of its own gets at here, whatever its gate does."""
 
 
 @pytest.fixture
@@ -110,7 +118,18 @@ def test_in_a_network_of_its_own_another_user_gets_at_nothing(
     with app_process(nobody, NEW_NETWORK):
         attempts = tried(nobody, guarded)
     # Sockets of this machine's services are not the test's.
-    assert got_at(attempts) <= {NEIGHBORS}
+    assert got_at(attempts) <= OF_THE_MACHINE
+
+
+@needs_root
+def test_texts_and_memory_that_apps_share_are_found(guarded: Guarded, nobody: AppUser) -> None:
+    with app_process(nobody, NEW_NETWORK):
+        [*_, shared, _] = tried(nobody, guarded)
+    with app_process(nobody, NEW_NETWORK | OWN_PLACES):
+        [*_, apart, _] = tried(nobody, guarded)
+    assert shared.goal == apart.goal == "read what apps of another site left"
+    assert {"/tmp", "/var/tmp", "shared memory of System V"} <= set(shared.successes)
+    assert apart.successes == ()
 
 
 def opened(name: str, mode: int) -> Callable[[Path], None]:
@@ -148,7 +167,7 @@ def test_each_way_that_is_open_is_found(
         change(place)
     with app_process(nobody, NEW_NETWORK):
         attempts = tried(nobody, guarded)
-    assert got_at(attempts) - {NEIGHBORS} == ways
+    assert got_at(attempts) - OF_THE_MACHINE == ways
     assert not is_isolated(attempts)
 
 
@@ -161,7 +180,7 @@ def test_rights_beyond_those_of_the_user_are_found(
 ) -> None:
     with app_process(nobody, NEW_NETWORK), app_process(nobody, NEW_NETWORK, rights):
         attempts = tried(nobody, guarded)
-    assert got_at(attempts) - {NEIGHBORS} == {RIGHTS}
+    assert got_at(attempts) - OF_THE_MACHINE == {RIGHTS}
     [found] = attempts[RIGHTS].successes
     assert found.startswith(way)
 
@@ -219,8 +238,8 @@ def test_a_socket_of_another_process_is_found_and_that_of_the_runtime_is_none(
         server.close()
     assert str(names[0]) in attempts[NEIGHBORS].successes
     assert str(names[1]) not in attempts[NEIGHBORS].successes
-    assert got_at(attempts) == {NEIGHBORS}
-    assert got_at(later) == {CHANGE, NEIGHBORS}
+    assert got_at(attempts) == OF_THE_MACHINE
+    assert got_at(later) == {CHANGE} | OF_THE_MACHINE
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root can become another user")
@@ -261,6 +280,8 @@ def test_a_gate_finds_what_root_has_found(guarded: Guarded, nobody: AppUser) -> 
         (policy, nobody._replace(uid=4711), guarded),
         (policy, nobody, replace(guarded, home=Path("/elsewhere"))),
         (policy, nobody, replace(guarded, runtime_socket=Path("/run/other.sock"))),
+        (policy, nobody, replace(guarded, secrets=guarded.secrets[1:])),
+        (policy, nobody, replace(guarded, superlink=("192.0.2.9", 8000))),
     ]
     assert not any(found_isolated(*other) for other in others)
     write_result(policy, nobody, guarded, SOME)

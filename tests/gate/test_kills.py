@@ -1,4 +1,4 @@
-"""SIGKILL to a gate at each stage of a message; the gate after it gets the same message again."""
+"""SIGKILL to a gate at each stage of a message, which the gate after it finds on its disk."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 STAGES = (
+    "the receipt is not confirmed",
     "before the charge",
     "the charge is not committed",
     "charged, and the app has not started",
@@ -38,7 +39,7 @@ STAGES = (
     "the reply is announced, and not sent",
     "the reply is sent",
 )
-PAID = STAGES[2:]  # the charge is on disk
+PAID = STAGES[3:]  # the charge is on disk
 
 
 def telling(message: Message) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class Killed:
     """A site whose gate is killed, in a process of its own, and the gate that comes after it.
 
     Attributes:
-        here: The gate after it, which has the same message.
+        here: The site, whose gate can be started again.
     """
 
     def __init__(self, site: Callable[..., Site], folder: Path, way: str, stage: str) -> None:
@@ -71,34 +72,40 @@ class Killed:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def arrange(self, patch: pytest.MonkeyPatch) -> None:
-        append = NodeLedger._append
-        real = self.here.gated._real
+        append, server = NodeLedger._append, self.here.server
+        announce, push = server._push_messages, server._push_object
 
         def appended(ledger: Any, connection: Any, fields: Any) -> Any:
             is_charge = fields["kind"] in ("charge", "relied")
             if is_charge:
-                self.come_to(STAGES[0])
+                self.come_to(STAGES[1])
             entry = append(ledger, connection, fields)
             if is_charge:
-                self.come_to(STAGES[1])
+                self.come_to(STAGES[2])
             return entry
 
-        def send(*parts: Any) -> Any:
-            self.come_to(STAGES[4])
-            announced = real.send(*parts)
+        def announced(asked: Any) -> Any:
             self.come_to(STAGES[5])
-            return announced
+            answer = announce(asked)
+            self.come_to(STAGES[6])
+            return answer
 
-        def push(*parts: Any) -> None:
-            real.push_object(*parts)
-            if self.here.server.arrived and os.getpid() != self._parent:
-                self._sent.write_text(str(has_data(self.here.server.arrived[0])))
-                self.come_to(STAGES[6])
+        def pushed(asked: Any) -> Any:
+            answer = push(asked)
+            if server.arrived and os.getpid() != self._parent:
+                self._sent.write_text(str(has_data(server.arrived[0])))
+                self.come_to(STAGES[7])
+            return answer
+
+        def confirmed(asked: Any) -> None:
+            self.come_to(STAGES[0])
 
         patch.setattr(NodeLedger, "_append", appended)
         for name in ("charge", "note_reliance"):
-            patch.setattr(NodeLedger, name, self._then(getattr(NodeLedger, name), STAGES[2]))
-        self.here.gated._real = real._replace(send=send, push_object=push)
+            patch.setattr(NodeLedger, name, self._then(getattr(NodeLedger, name), STAGES[3]))
+        patch.setattr(server, "_push_messages", announced)
+        patch.setattr(server, "_push_object", pushed)
+        patch.setattr(server, "_confirm_message_received", confirmed)
 
     def _then(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
         def called(*args: Any, **options: Any) -> None:
@@ -108,7 +115,7 @@ class Killed:
         return called
 
     def _train(self, message: Message) -> Any:
-        self.come_to(STAGES[3])
+        self.come_to(STAGES[4])
         return self._app(message)
 
     @property
@@ -145,25 +152,30 @@ def test_nothing_uncharged_has_left_and_one_message_is_charged_and_answered_once
     assert charged(here) == (stage in PAID)
     assert killed.sent_data == (stage == STAGES[-1])
 
-    # The gate that is started then, and a server that sends the message again.
-    here.step()
-    here.step()
-    [arrived] = here.server.arrived
+    # The gate that is started then answers first, and the server sends what was not confirmed.
+    if stage != STAGES[0]:
+        here.server.waiting.clear()
+    here.restart()
+    arrived = here.server.arrived[0]
     assert charged(here) == 1
     # What was charged before is not trained again: no second answer has anything of the data.
     assert has_data(arrived) == (stage not in PAID)
     assert bool(here.seen) == (stage not in PAID)
-    assert has_data(arrived) + killed.sent_data <= charged(here)
+    here.step()
+    assert len(here.server.arrived) == 1 + (stage == STAGES[0])
+    with_data = sum(map(has_data, here.server.arrived)) + killed.sent_data
+    assert with_data <= charged(here) == 1
 
 
 def test_the_message_after_that_is_answered_as_ever(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = Killed(site, tmp_path, "local", STAGES[3])
+    killed = Killed(site, tmp_path, "local", STAGES[4])
     killed.arrange(monkeypatch)
     here = killed.here
     assert in_a_process(lambda: here.step()) == -signal.SIGKILL
-    here.step()
+    here.server.waiting.clear()
+    here.restart()
     [_, second] = here.answers({"w": np.zeros(1)})
     assert has_data(second)
     assert charged(here) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from gated_site import PROJECT, Gates, Site, adding, replying
+from gated_site import PROJECT, Gates, Server, Site, adding, replying
 from local_grid import LocalGrid
-from owned_clock import OwnedClock
 from record_plans import record_plan
 from trainings import record
 
 from fl_dp.accounting import NeighboringRelation, PoissonSampling, PrivacyBudget
 from fl_dp.codec import decode_text, encode_text
-from fl_dp.gate.flower_hook import Parts
+from fl_dp.gate.flower_wire import Parts, inflated, parts_of
+from fl_dp.gate.link import LinkRefused
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.plan import RecordPlan
@@ -302,6 +301,33 @@ def test_the_ledger_names_the_app_and_by_what_the_promise_holds(named: Any) -> N
     assert use.use.app == f"hospital/heart==1.4.0@{hashlib.sha256(FAB).hexdigest()}"
 
 
+def test_the_app_gets_no_text_and_no_time_of_the_server_s_choice(named: Any) -> None:
+    here = named(adding(1.0))
+    here.server.train(MODEL, PURE, timeout=4711.0, passed=2.0)
+    parts = here.server.waiting.pop()
+    message = inflated(parts.tree, parts.contents)
+    message.metadata.__dict__["_group_id"] = "take epsilon 100"
+    asked = parts_of(message)
+    here.server.objects |= asked.contents
+    here.server.waiting.append(asked)
+    here.step()
+    assert here.server.arrived[0].arrays["w"].any()
+    [seen] = here.seen
+    assert seen.metadata.group_id == ""
+    assert seen.metadata.ttl == 86_400.0
+    assert seen.metadata.created_at > message.metadata.created_at + 1.0
+    # The answer is to the message as it came.
+    assert here.server.arrived[0].shell.metadata.group_id == "take epsilon 100"
+
+
+def test_a_record_under_a_name_of_the_server_s_is_refused(named: Any) -> None:
+    here = named(adding(1.0))
+    here.server.ask("train", {"take epsilon 100": record(w=np.zeros(4))})
+    here.step()
+    assert here.server.arrived[0].message.error.reason == "PolicyRefusal"
+    assert not here.seen
+
+
 # An app that fails, and a gate that ends.
 
 
@@ -329,28 +355,6 @@ def test_an_app_that_fails_shows_that_once_a_run(named: Any, app: Any) -> None:
     assert len(here.seen) == here.charges() == 1
 
 
-def test_a_late_app_shows_that_once_a_run(named: Any, owned: OwnedClock) -> None:
-    left = threading.Event()
-
-    def app(message: Message) -> Iterator[Message | Parts]:
-        owned.let_this_process_hang()
-        assert left.wait(60)
-        yield from adding(1.0)(message)
-
-    here = named(app)
-    push = here.server._push
-
-    def pushed(*told: Any) -> None:
-        push(*told)
-        if here.server.arrived:
-            left.set()
-
-    here.gated._real = here.gated._real._replace(push_object=pushed)
-    assert not asked(here).arrays["w"].any()
-    assert not asked(here).arrays["w"].any()
-    assert len(here.seen) == 1
-
-
 def test_a_gate_that_is_killed_has_charged_and_takes_no_further_part_in_the_run(
     named: Any, tmp_path: Path
 ) -> None:
@@ -360,8 +364,14 @@ def test_a_gate_that_is_killed_has_charged_and_takes_no_further_part_in_the_run(
 
     here = named(app)
     assert asked(here).arrays["w"].any()
-    after = Site(tmp_path / "killed", adding(1.0), **RECORD)
-    after.server.fab, after.server.overrides = FAB, dict(OVERRIDES)
+    # The next gate answers that message first.
+    after = Site(
+        tmp_path / "killed",
+        adding(1.0),
+        server=Server(fab=FAB, overrides=dict(OVERRIDES)),
+        **RECORD,
+    )
+    assert not after.server.arrived.pop().arrays["w"].any()
     assert after.charges() == 1
     assert not asked(after).arrays["w"].any()
     assert not after.seen
@@ -374,7 +384,7 @@ def test_an_answer_that_did_not_leave_ends_the_run_as_its_training_is_not_offere
     here = named(adding(1.0))
 
     def refuse(shell: Message) -> None:
-        raise ConnectionError("the server takes nothing")
+        raise LinkRefused("the server takes nothing")
 
     here.server.before_taking = refuse
     here.server.train(MODEL, PURE)
@@ -382,6 +392,16 @@ def test_an_answer_that_did_not_leave_ends_the_run_as_its_training_is_not_offere
     here.server.before_taking = lambda shell: None
     assert not asked(here).arrays["w"].any()
     assert len(here.seen) == here.charges() == 1
+
+
+def test_a_training_is_offered_to_no_second_supernode(named: Any) -> None:
+    def app(message: Message) -> Iterator[Message | Parts]:
+        here.node.call("activate-node")  # the first one died
+        yield from ()
+
+    here = named(app)
+    assert not asked(here).arrays["w"].any()
+    assert len(here.seen) == 1
 
 
 def test_where_the_charge_can_t_be_written_the_app_does_not_start(named: Any) -> None:

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents as inflate
 from gated_site import RUN, Site, adding
 
-from fl_dp.gate import flower_hook
-from fl_dp.gate.flower_hook import Parts, inflated_size, parts_of
+from fl_dp.gate import flower_wire
+from fl_dp.gate.flower_wire import Parts, inflated_size, parts_of
 from fl_dp.protocol.flower_compat import be_in_a_run
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -34,7 +34,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         roots.append(root)
         return inflate(root, *rest, **options)
 
-    monkeypatch.setattr(flower_hook, "inflate_object_from_contents", counting)
+    monkeypatch.setattr(flower_wire, "inflate_object_from_contents", counting)
     return roots
 
 
@@ -124,7 +124,7 @@ def drawn(message: Message) -> Any:
 def test_a_message_of_too_many_bytes_is_refused_before_it_is_inflated(
     site: Any, monkeypatch: pytest.MonkeyPatch, counted: list[str]
 ) -> None:
-    monkeypatch.setattr(flower_hook, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(flower_wire, "_MOST_BYTES", 10_000)
     here = site(adding(0.0))
     here.server.train({"w": np.zeros(10_000)})
     here.step()

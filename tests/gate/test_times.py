@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message
-from gated_site import Site, adding
+from gated_site import Server, Site, adding
 from owned_clock import OwnedClock
 
 from fl_dp import clock
-from fl_dp.gate.flower_hook import Parts
+from fl_dp.gate.flower_wire import Parts
+from fl_dp.gate.gate import PULLS
 
 MODEL = {"w": np.zeros(3, np.float32)}
 
@@ -22,20 +23,18 @@ MODEL = {"w": np.zeros(3, np.float32)}
 def leaves(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the times at which answers leave."""
     times: list[float] = []
-    send = Site.__init__
+    server = Server.__init__
 
-    def timed(here: Site, *told: Any, **policy: Any) -> None:
-        send(here, *told, **policy)
-        real = here.gated._real
+    def timed(here: Server, *told: Any, **options: Any) -> None:
+        server(here, *told, **options)
+        here.before_taking = lambda shell: times.append(clock.now())
 
-        def sent(*parts: Any) -> Any:
-            times.append(clock.now())
-            return real.send(*parts)
-
-        here.gated._real = real._replace(send=sent)
-
-    monkeypatch.setattr(Site, "__init__", timed)
+    monkeypatch.setattr(Server, "__init__", timed)
     return times
+
+
+DUE = PULLS + 60.0
+"""When the answer to a message leaves that came with the first pull."""
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 47.0])
@@ -48,7 +47,7 @@ def test_it_leaves_at_one_time_whatever_the_app_takes(
 
     here = site(app)
     here.answers(MODEL)
-    assert leaves == [60.0]
+    assert leaves == [DUE]
 
 
 def test_it_leaves_then_where_no_app_starts(
@@ -57,77 +56,149 @@ def test_it_leaves_then_where_no_app_starts(
     here = site(adding(1.0), **{"dp-max-epsilon": 1e-3})
     here.answers(MODEL)
     assert not here.seen
-    assert leaves == [60.0]
+    assert leaves == [DUE]
 
 
 def test_it_leaves_then_where_the_app_never_answers_and_what_comes_later_is_dropped(
     site: Any, owned: OwnedClock, leaves: list[float]
 ) -> None:
-    here = site(adding(1e3))
-    left = threading.Event()
-    push = here.server._push
-
-    def pushed(*told: Any) -> None:
-        push(*told)
-        if here.server.arrived:
-            left.set()
-
-    here.gated._real = here.gated._real._replace(push_object=pushed)
-    here.server.train(MODEL)
-    got = here.connection.receive()
-    owned.let_this_process_hang()
-    assert left.wait(60)
-    assert leaves == [60.0]
-    [arrived] = here.server.arrived
+    here = site(lambda message: [])
+    [arrived] = here.answers(MODEL)
+    assert leaves == [DUE]
     assert np.abs(arrived.arrays["w"]).max() < 20
-
-    assert got is not None
-    shell, tree = got
-    late = Message(arrived.message.content, reply_to=shell)
-    late.metadata.__dict__["_reply_to_message_id"] = tree.object_id
-    here.send(late)
-    assert len(here.server.pushed) == 1
-    assert here.abandoned == 0
+    [asked] = here.seen
+    [late] = adding(1e3)(asked)
+    here.node.send(late)
+    assert here.node.refused == ["push-messages"]
     here.answers(MODEL)
     assert len(here.server.arrived) == 2
 
 
-def test_a_supernode_whose_app_never_comes_back_is_ended_after_the_answer(
-    site: Any, owned: OwnedClock
-) -> None:
-    here = site(adding(1.0))
-    ended = threading.Event()
-    order: list[int] = []
-
-    def abandon() -> None:
-        order.append(len(here.server.arrived))
-        ended.set()
-
-    here.gated._abandon = abandon
-    here.server.train(MODEL)
-    assert here.connection.receive() is not None
-    owned.let_this_process_hang(times=2)
-    assert ended.wait(60)
-    assert order == [1]
-    here.gated.receive()
+def test_a_supernode_whose_app_never_comes_back_is_told_to_end(site: Any) -> None:
+    """Flower's SuperNode waits for that app for good, and ends itself where it is not known."""
+    here = site(lambda message: [])
+    assert here.node.call("send-node-heartbeat").success
+    here.answers(MODEL)
+    assert here.node.desk.answer("send-node-heartbeat", b"").status == 401
+    here.node.call("activate-node")  # the next one
+    assert here.node.call("send-node-heartbeat").success
 
 
-@pytest.mark.parametrize(("timeout", "in_time"), [(45.0, False), (60.0, False), (61.0, True)])
+@pytest.mark.parametrize(("timeout", "passed"), [(45.0, 0.0), (60.0, 0.0), (90.0, 30.0)])
 def test_an_answer_that_would_come_too_late_is_refused_and_costs_nothing(
-    site: Any, leaves: list[float], timeout: float, in_time: bool
+    site: Any, leaves: list[float], timeout: float, passed: float
 ) -> None:
     here = site(adding(1.0))
-    here.server.train(MODEL, timeout=timeout)
+    here.server.train(MODEL, timeout=timeout, passed=passed)
     here.step()
-    here.step()  # which ends what the app has left open
     [arrived] = here.server.arrived
-    assert arrived.message.has_error() is not in_time
-    assert here.charges() == len(here.seen) == in_time
-    assert leaves == [60.0 if in_time else 0.0]
+    assert arrived.message.has_error()
+    assert here.charges() == len(here.seen) == 0
+    assert leaves == [PULLS + 2.0]
 
 
-def test_a_refusal_leaves_at_once(site: Any, leaves: list[float]) -> None:
+def test_an_answer_for_which_there_is_time_left_at_the_pull_is_given(
+    site: Any, leaves: list[float]
+) -> None:
+    here = site(adding(1.0))
+    here.server.train(MODEL, timeout=600.0, passed=30.0)
+    here.step()
+    assert not here.server.arrived[0].message.has_error()
+    assert here.charges() == 1
+    assert leaves == [DUE]
+
+
+def test_a_message_whose_rest_comes_late_is_due_by_its_end(
+    site: Any, owned: OwnedClock, leaves: list[float]
+) -> None:
+    here = site(adding(1.0))
+    pull = here.server._pull_object
+
+    def slow(asked: Any) -> Any:
+        if here.server.calls[-2][0] == "pull-messages":
+            owned.sleep(10.5)
+        return pull(asked)
+
+    here.server._pull_object = slow
+    here.answers(MODEL)
+    assert leaves == [DUE + 10.0]
+
+
+def test_a_refusal_leaves_soon(site: Any, leaves: list[float]) -> None:
     here = site(adding(1.0))
     here.server.ask("evaluate", {})
     here.step()
-    assert leaves == [0.0]
+    assert leaves == [PULLS + 2.0]
+
+
+def behaves(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
+    return list(adding(1.0)(message))
+
+
+def is_late(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
+    owned.sleep(2.3 if len(here.seen) % 2 else 18.7)
+    return list(adding(1.0)(message))
+
+
+def dies(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
+    if len(here.seen) % 3:
+        here.node.call("activate-node")  # another SuperNode has come, and takes the message
+    return []
+
+
+def sends_more(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
+    junk = Message(message.content, reply_to=message)
+    junk.metadata.__dict__["_reply_to_message_id"] = "f" * 64
+    return [junk, *adding(1.0)(message), *adding(1.0)(message)]
+
+
+@pytest.mark.parametrize("app", [is_late, dies, sends_more])
+def test_all_instants_that_the_server_sees_are_those_of_an_app_that_behaves(
+    site: Any, owned: OwnedClock, app: Any
+) -> None:
+    """Pulls, receipts and answers of 20 rounds, with their sizes, after two apps."""
+    told = []
+    for name, work in (("behaves", behaves), ("other", app)):
+        here = site(adding(0.0), name)
+        here.app = partial(work, here, owned)
+        start = clock.now()
+        for _ in range(20):
+            here.server.train(MODEL)
+            here.step()
+        # Objects of one answer are pushed by several threads at once.
+        told.append(
+            sorted((round(time - start, 6), call, size) for call, time, size in here.server.calls)
+        )
+    assert told[0] == told[1]
+    assert {call for _, call, _ in told[0]} >= {"pull-messages", "push-messages"}
+
+
+def test_receipt_is_confirmed_before_anything_is_judged_and_after_the_message_is_on_disk(
+    site: Any, owned: OwnedClock
+) -> None:
+    here = site(adding(1.0))
+    seen: list[tuple[int, bool]] = []
+    confirm = here.server._confirm_message_received
+
+    def confirmed(asked: Any) -> None:
+        seen.append((here.charges(), here.kept.exists()))
+        confirm(asked)
+
+    here.server._confirm_message_received = confirmed
+    here.answers(MODEL)
+    assert seen == [(0, True)]
+    assert not here.kept.exists()
+    times = [time for call, time, _ in here.server.calls if call == "confirm-message-received"]
+    assert times == [PULLS + 1.0]
+
+
+def test_the_next_pull_depends_on_the_due_time_alone(site: Any, owned: OwnedClock) -> None:
+    for seconds in (0.0, 0.9, 1.9):  # that an answer takes on its way
+        # Due one second before an instant of the grid, which comes too soon for some of them.
+        here = site(adding(1.0), f"{seconds} s", **{"dp-gate-answer-after": 59.0})
+        start = clock.now()
+        here.server.after_taking = partial(owned.sleep, seconds)
+        here.answers(MODEL, rounds=2)
+        pulls = [time - start for call, time, _ in here.server.calls if call == "pull-messages"]
+        # The first instant of the grid that is two seconds or more after the answer was due.
+        assert pulls == pytest.approx([PULLS, DUE + PULLS])

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from gated_site import PROJECT, Site, adding, bundle
 
 from fl_dp.codec import encode_text
-from fl_dp.gate.flower_hook import Parts
+from fl_dp.gate.flower_wire import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
@@ -201,6 +201,15 @@ def test_where_nothing_can_be_charged_the_app_does_not_start(site: Any) -> None:
     assert np.abs(arrived.arrays["w"]).max() < 20
 
 
+def test_objects_that_are_still_on_their_way_to_the_superlink_are_waited_for(site: Any) -> None:
+    here = site(adding(0.0))
+    here.server.train(MODEL)
+    here.server.on_their_way = set(here.server.waiting[0].contents)
+    here.step()
+    assert not here.server.arrived[0].message.has_error()
+    assert here.charges() == 1
+
+
 # A server that lies.
 
 
@@ -256,36 +265,34 @@ def test_the_app_is_what_its_bundle_says_and_not_what_the_server_says(site: Any)
 def test_the_supernode_looks_for_the_app_by_the_names_of_its_bundle(site: Any) -> None:
     """From a run's names Flower makes the path of the code that it loads."""
     here = site(adding(0.0))
-    here.server.train(MODEL)
-    assert here.connection.receive() is not None
     here.server.fab_id, here.server.fab_version = "stranger/../heart", "1.3.0"
-    run = here.connection.get_run(5)
+    here.answers(MODEL)
+    run = here.node.call("get-run", run_id=5).run
     assert (run.fab_id, run.fab_version) == ("hospital/heart", "1.4.0")
-    here.gated.receive()  # which ends what was begun
 
 
 def test_a_bundle_that_changes_after_it_was_judged_does_not_reach_the_supernode(site: Any) -> None:
     here = site(adding(0.0), **{"dp-allowed-apps": "hospital/heart"})
-    judged = here.server.connection().get_run(5).fab_hash
-    here.server.train(MODEL)
-    assert here.connection.receive() is not None
+    judged = here.server.fab
+    here.answers(MODEL)
     here.server.fab = bundle(PROJECT.replace("hospital", "clinic"))
-    with pytest.raises(PermissionError, match="changed the app of run 5"):
-        here.connection.get_run(5)
-    with pytest.raises(PermissionError, match="changed the app of run 5"):
-        here.connection.get_fab(judged, 5)
-    here.gated.receive()  # which ends what was begun
+    here.answers(MODEL)
+    assert len(here.seen) == 2
+    assert here.node.call("get-fab", run_id=5).fab.content == judged
 
 
 def test_the_app_gets_no_object_but_those_of_its_message(site: Any) -> None:
-    here = site(adding(0.0))
+    got = []
+
+    def app(message: Message) -> Iterator[Message | Parts]:
+        got.append(here.node.call("pull-object", object_id=others.tree.object_id))
+        yield from adding(1.0)(message)
+
+    here = site(app)
     here.server.train({"w": np.ones(5)})
     others = here.server.waiting.pop()
-    here.server.train(MODEL)
-    assert here.connection.receive() is not None
-    with pytest.raises(KeyError, match="of the present message"):
-        here.connection.pull_object(5, others.tree.object_id)
-    here.gated.receive()
+    here.answers(MODEL)
+    assert got == [None]
 
 
 # The owner changes the mind.

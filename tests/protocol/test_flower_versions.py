@@ -22,7 +22,7 @@ from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flowe
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPAT = ROOT / "fl_dp/protocol/flower_compat.py"
-HOOK = ROOT / "fl_dp/gate/flower_hook.py"
+WIRE = ROOT / "fl_dp/gate/flower_wire.py"
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".service"}
 DOCUMENTED = re.compile(
     r"flwr(\.(app|client|clientapp\.typing|common\.typing|serverapp)(\..*)?|\.clientapp)?$"
@@ -93,7 +93,7 @@ def sources() -> list[Path]:
 
 def test_two_files_alone_import_parts_that_flower_s_documentation_leaves_out() -> None:
     """The gate's hook reaches further into Flower than all else, and is refused as a whole."""
-    assert {file for file in sources() if private_imports(file)} == {COMPAT, HOOK}
+    assert {file for file in sources() if private_imports(file)} == {COMPAT, WIRE}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_way_to_import_such_a_part_is_noticed(statement: str, tmp_path: Pa
     assert private_imports(tmp_path / "file.py")
 
 
-@pytest.mark.parametrize("file", [COMPAT, HOOK], ids=["all else", "the gate's hook"])
+@pytest.mark.parametrize("file", [COMPAT, WIRE], ids=["all else", "a gate's messages"])
 def test_every_such_import_stands_in_the_block_that_names_what_to_install(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     blocks = [
@@ -181,7 +181,7 @@ def test_no_file_besides_these_reaches_into_parts_that_may_move() -> None:
         r"parts_of_flower\(|_message_id\"\]|InMemoryGrid|TaskIdentity|_ray_actor|uvicorn\.\w+ = "
     )
     reaching = {file.name for file in sources() if reach.search(file.read_text(encoding="utf-8"))}
-    assert reaching == {"flower_compat.py", "flower_hook.py", "flower_versions.py"}
+    assert reaching == {"flower_compat.py", "flower_wire.py", "flower_versions.py"}
 
 
 def test_continuous_integration_runs_every_version_that_is_said_to_be_tested() -> None:

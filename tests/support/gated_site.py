@@ -1,4 +1,4 @@
-"""A site behind a gate, in this process: a server's connection, Flower's main loop, and an app."""
+"""A site in this process: a SuperLink, the gate, its desk, a SuperNode and an app."""
 
 from __future__ import annotations
 
@@ -14,11 +14,27 @@ from typing import Any
 import numpy as np
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import run_to_proto
+from flwr.supercore.run import Run
 from node_charges import charges_of
 
-from fl_dp.gate.connection import GatedConnection
-from fl_dp.gate.flower_hook import Connection, Fab, ObjectTree, Parts, Run, inflated, parts_of
+from fl_dp import clock
+from fl_dp.gate.desk import Answered, Desk
+from fl_dp.gate.flower_wire import (
+    CALLS,
+    ObjectTree,
+    Parts,
+    in_protobuf,
+    inflated,
+    parts_of,
+    shell_of,
+)
+from fl_dp.gate.frames import Frame, Kind
 from fl_dp.gate.gate import Gate
+from fl_dp.gate.kept import Keeper
+from fl_dp.gate.link import Link, NodeKey, RunOfServer
+from fl_dp.gate.loop import GateLoop
+from fl_dp.gate.site import LATE, Offer
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 NODE, SERVER, RUN = 77, 1, 5
@@ -80,32 +96,46 @@ class Server:
         waiting: Messages for the node, as they travel.
         arrived: What the node sent.
         confirmed: Ids of messages that the node has confirmed.
+        calls: What the node has called, when, and with how many bytes.
         lies: Bytes served in place of an object.
+        on_their_way: Ids of objects that are not there at the first call.
         overrides: Configuration of the run, besides its bundle's.
         fab_id: The app's name, as the server says it.
         fab_version: Its version, as the server says it.
         before_taking: Called with each answer before anything of it is taken.
+        after_taking: Called when an answer has arrived.
     """
 
     fab: bytes = field(default_factory=bundle)
     waiting: list[Parts] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
     confirmed: list[str] = field(default_factory=list)
+    calls: list[tuple[str, float, int]] = field(default_factory=list)
     lies: dict[str, bytes] = field(default_factory=dict)
+    on_their_way: set[str] = field(default_factory=set)
     overrides: dict[str, Any] = field(default_factory=dict)
     fab_id: str = "hospital/heart"
     fab_version: str = "1.4.0"
     before_taking: Callable[[Message], None] = lambda shell: None
+    after_taking: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
         self.pushed: dict[str, tuple[Message, ObjectTree, float, dict[str, bytes]]] = {}
 
-    def ask(self, kind: str, content: dict[str, Any], *, timeout: float | None = None) -> str:
-        """Queue a message that is waited for as long, and return its id."""
+    def ask(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        *,
+        timeout: float | None = None,
+        passed: float = 0.0,
+    ) -> str:
+        """Queue a message that is waited for so long, and was made so long ago; return its id."""
         be_in_a_run(RUN)
         message = Message(RecordDict(content), dst_node_id=NODE, message_type=kind, ttl=timeout)
+        message.metadata.__dict__["_created_at"] -= passed
         parts = parts_of(message)
         self.objects |= parts.contents
         self.waiting.append(parts)
@@ -117,57 +147,80 @@ class Server:
         config: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        passed: float = 0.0,
     ) -> str:
-        """Queue a message as FedAvg sends it."""
+        """Queue a message as FedAvg sends it; see `ask`."""
         arrays = ArrayRecord({name: Array(np.asarray(values)) for name, values in model.items()})
         content = {"arrays": arrays, "config": ConfigRecord(config or {"lr": 0.1})}
-        return self.ask("train", content, timeout=timeout)
+        return self.ask("train", content, timeout=timeout, passed=passed)
 
-    def connection(self) -> Connection:
-        return Connection(
-            NODE,
-            self._receive,
-            self._send,
-            self._get_run,
-            lambda fab_hash, run: Fab(fab_hash, self.fab, {}),
-            lambda run, object_id: self.lies.get(object_id, self.objects[object_id]),
-            self._push,
-            lambda run, message_id: self.confirmed.append(message_id),
-        )
+    def post(self, name: str, body: bytes) -> bytes:
+        """Answer a call of the Fleet API."""
+        with self._lock:
+            self.calls.append((name, clock.now(), len(body)))
+        call = CALLS[name]
+        answer = getattr(self, "_" + name.replace("-", "_"))
+        content: bytes = call.response(
+            **answer(call.request.FromString(body)) or {}
+        ).SerializeToString()
+        return content
 
-    def _receive(self) -> tuple[Message, ObjectTree] | None:
+    def _register_node(self, asked: Any) -> None:
+        pass
+
+    def _activate_node(self, asked: Any) -> dict[str, Any]:
+        return {"node_id": NODE}
+
+    def _pull_messages(self, asked: Any) -> dict[str, Any]:
         if not self.waiting:
-            return None
+            return {}
         parts = self.waiting.pop(0)
-        return parts.shell, parts.tree
+        return {"messages_list": [in_protobuf(parts.shell)], "message_object_trees": [parts.tree]}
 
-    def _get_run(self, run_id: int) -> Run:
-        run = Run.create_empty(run_id)
+    def _pull_object(self, asked: Any) -> dict[str, Any]:
+        if asked.object_id in self.on_their_way:
+            self.on_their_way.remove(asked.object_id)
+            return {"object_found": True}
+        content = self.lies.get(asked.object_id, self.objects[asked.object_id])
+        return {"object_found": True, "object_available": True, "object_content": content}
+
+    def _get_run(self, asked: Any) -> dict[str, Any]:
+        run = Run.create_empty(asked.run_id)
         run.fab_hash = hashlib.sha256(self.fab).hexdigest()
         run.fab_id, run.fab_version = self.fab_id, self.fab_version
         run.override_config = dict(self.overrides)
-        return run
+        return {"run": run_to_proto(run)}
 
-    def _send(self, shell: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
+    def _get_fab(self, asked: Any) -> dict[str, Any]:
+        return {"fab": {"hash_str": asked.hash_str, "content": self.fab}}
+
+    def _confirm_message_received(self, asked: Any) -> None:
+        self.confirmed.append(asked.message_object_id)
+
+    def _push_messages(self, asked: Any) -> dict[str, Any]:
+        [message], [tree] = asked.messages_list, asked.message_object_trees
+        [runtime] = asked.clientapp_runtime_list
+        shell = shell_of(message)
         self.before_taking(shell)
         session = f"session {len(self.pushed)}"
         self.pushed[session] = shell, tree, runtime, {}
-        return all_ids(tree), session
+        return {"session_id": session, "objects_to_push": sorted(all_ids(tree))}
 
-    def _push(self, run: int, session: str, object_id: str, content: bytes) -> None:
-        shell, tree, runtime, contents = self.pushed[session]
+    def _push_object(self, asked: Any) -> dict[str, Any]:
+        shell, tree, runtime, contents = self.pushed[asked.session_id]
         with self._lock:  # several threads push at once
-            contents[object_id] = content
-            if contents.keys() != all_ids(tree):
-                return
-            self.arrived.append(
-                Arrived(
-                    message=inflated(tree, contents),
-                    shell=shell,
-                    sizes=sorted(map(len, contents.values())),
-                    runtime=runtime,
+            contents[asked.object_id] = asked.object_content
+            if contents.keys() == all_ids(tree):
+                self.arrived.append(
+                    Arrived(
+                        message=inflated(tree, contents),
+                        shell=shell,
+                        sizes=sorted(map(len, contents.values())),
+                        runtime=runtime,
+                    )
                 )
-            )
+                self.after_taking()
+        return {"stored": True}
 
 
 def all_ids(tree: ObjectTree) -> set[str]:
@@ -175,17 +228,98 @@ def all_ids(tree: ObjectTree) -> set[str]:
     return {tree.object_id}.union(*(all_ids(child) for child in tree.children))
 
 
+class PlayedSuperNode:
+    """A SuperNode of Flower's at a gate's desk, with an app, in place of a site's processes.
+
+    Attributes:
+        seen: Messages that the app got.
+        desk: What it calls.
+        refused: Names of the calls that the desk refused.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app, self.seen, self.refused = app, list[Message](), list[str]()
+        self._replies: dict[int, list[bytes]] = {}
+        self.desk = Desk(self._replies.__setitem__)
+        self.desk.take(Frame(Kind.NODE, NODE, []))
+        self._number = 0
+
+    def keep(self, run_id: int, run: RunOfServer) -> None:
+        pieces = [run.run.SerializeToString(), run.fab.SerializeToString()]
+        self.desk.take(Frame(Kind.RUN, run_id, pieces))
+
+    def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
+        offer = Offer(asked, content, once=once)
+        self._number += 1
+        kind = Kind.OFFER_ONCE if once else Kind.OFFER
+        self.desk.take(Frame(kind, self._number, offer.pieces()))
+        while self.desk.has_news():
+            self.work()
+        self.desk.take(Frame(Kind.OVER, self._number, []))
+        if self._number not in self._replies:
+            clock.sleep(until - clock.now())
+            raise TimeoutError(LATE)
+        return offer.reply(self._replies[self._number])
+
+    def call(self, name: str, **fields: Any) -> Any:
+        """Make a call; return None if it is refused."""
+        answered: Answered = self.desk.answer(
+            name, CALLS[name].request(**fields).SerializeToString()
+        )
+        if answered.status != 200:
+            self.refused.append(name)
+            return None
+        return CALLS[name].response.FromString(answered.body)
+
+    def work(self) -> None:
+        """Do what Flower's main loop does with one message."""
+        got = self.call("pull-messages")
+        [shell], [tree] = map(shell_of, got.messages_list), got.message_object_trees
+        run = self.call("get-run", run_id=shell.metadata.run_id).run
+        self.call("get-fab", hash_str=run.fab_hash, run_id=run.run_id)
+        contents = {
+            object_id: self.call("pull-object", object_id=object_id).object_content
+            for object_id in all_ids(tree)
+        }
+        self.call("confirm-message-received", message_object_id=shell.metadata.message_id)
+        message = inflated(tree, contents)
+        give_id(message, shell.metadata.message_id)
+        self.seen.append(message)
+        for reply in self.app(message):
+            self.send(reply)
+
+    def send(self, reply: Message | Parts) -> None:
+        """Do what Flower's main loop does with an app's reply."""
+        parts = reply if isinstance(reply, Parts) else parts_of(reply)
+        announced = self.call(
+            "push-messages",
+            messages_list=[in_protobuf(parts.shell)],
+            message_object_trees=[parts.tree],
+        )
+        for object_id in sorted(announced.objects_to_push) if announced is not None else ():
+            self.call(
+                "push-object",
+                session_id=announced.session_id,
+                object_id=object_id,
+                object_content=parts.contents[object_id],
+            )
+
+
 class Site:
-    """A SuperNode behind a gate with an app, and the server that it has joined.
+    """A gate and a SuperNode with an app, and the server that the gate has joined.
 
     Attributes:
         server: What the site answers to.
-        seen: Messages that the app got.
-        abandoned: How often the gate has ended the SuperNode.
+        node: The SuperNode.
         gate: Judges what the site gets and sends.
+        kept: File of the message that is worked on.
+        link: The gate's calls.
+        loop: Its work.
     """
 
-    def __init__(self, folder: Path, app: App, **policy: Any) -> None:
+    def __init__(
+        self, folder: Path, app: App, *, server: Server | None = None, **policy: Any
+    ) -> None:
         self.ledger = folder / "ledger.db"
         self.file = folder / "policy.yaml"
         usual: dict[str, Any] = {
@@ -198,14 +332,31 @@ class Site:
         }
         self._policy = usual | policy
         self.rewrite()
-        self.app, self.server, self.seen = app, Server(), list[Message]()
-        self.abandoned = 0
+        self.node, self.server = PlayedSuperNode(app), server or Server()
         self.gate = Gate(self.file)
-        self.gated = GatedConnection(self.gate, self.server.connection(), self._abandon)
-        self.connection = self.gated.functions()
+        self.kept = folder / "message"
+        self.restart()
 
-    def _abandon(self) -> None:
-        self.abandoned += 1
+    @property
+    def app(self) -> App:
+        """What runs at the site."""
+        return self.node.app
+
+    @app.setter
+    def app(self, app: App) -> None:
+        self.node.app = app
+
+    @property
+    def seen(self) -> list[Message]:
+        """Messages that the app got."""
+        return self.node.seen
+
+    def restart(self) -> None:
+        """Start the gate, as after a crash."""
+        self.link = link = Link(self.server.post, NodeKey())
+        link.join()
+        self.loop = GateLoop(link, self.node, self.gate, Keeper(self.kept))
+        self.loop.resume()
 
     def rewrite(self, **changed: Any) -> None:
         """Change lines of the policy; None leaves one out."""
@@ -214,38 +365,14 @@ class Site:
         self.file.write_text(yaml.safe_dump(written))
 
     def step(self) -> None:
-        """Do what Flower's main loop does with one message, if any."""
-        connection = self.connection
-        got = connection.receive()
-        if got is None:
-            return
-        shell, tree = got
-        run = shell.metadata.run_id
-        connection.get_fab(connection.get_run(run).fab_hash, run)
-        contents = {
-            object_id: connection.pull_object(run, object_id) for object_id in all_ids(tree)
-        }
-        connection.confirm_message_received(run, shell.metadata.message_id)
-        message = inflated(tree, contents)
-        message.metadata.__dict__["_message_id"] = shell.metadata.message_id
-        self.seen.append(message)
-        for reply in self.app(message):
-            self.send(reply)
-
-    def send(self, reply: Message | Parts) -> None:
-        """Do what Flower's main loop does with an app's reply."""
-        parts = reply if isinstance(reply, Parts) else parts_of(reply)
-        ids, session = self.connection.send(parts.shell, parts.tree, 3.25)
-        run = parts.shell.metadata.run_id
-        for object_id in sorted(ids):
-            self.connection.push_object(run, session, object_id, parts.contents[object_id])
+        """Let the gate pull once, and answer."""
+        self.loop.step()
 
     def answers(self, model: dict[str, Any], rounds: int = 1) -> list[Arrived]:
         """Train, and return all that has arrived."""
         for _ in range(rounds):
             self.server.train(model)
             self.step()
-        self.step()  # which ends what the app has left open
         return self.server.arrived
 
     def charges(self) -> int:
@@ -273,7 +400,6 @@ class Gates:
         here.server.objects |= parts.contents
         here.server.waiting.append(parts)
         here.step()
-        here.step()  # which ends what the app has left open
         answer = here.server.arrived[-1].message
         give_id(message, asked)
         content = answer.error if answer.has_error() else answer.content
