@@ -52,7 +52,7 @@ from .open_round import Answered, RoundDraft
 from .participations import Participations
 from .question import Question
 from .rehearsal import RehearsalFailed, require_gates_at_all_or_none
-from .round_evaluation import RoundEvaluation, in_words
+from .round_evaluation import RoundEvaluation, answer_in_words
 from .round_loop import LoopOptions, RoundLoop, Start
 from .secure import SecureSums, secure_sums_of
 from .server_optimizer import ServerOptimizer
@@ -315,7 +315,7 @@ class PrivateLoop(RoundLoop):
                 "reply with every metric and their num-examples, or a larger epsilon"
             )
         else:
-            logger.info("\t└──> Evaluation by clients: %s", in_words(answer))
+            logger.info("\t└──> Evaluation by clients: %s", answer_in_words(answer))
         return self.optimizer.step_evaluation(server_round, metrics)
 
     @property

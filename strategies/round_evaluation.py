@@ -163,7 +163,7 @@ def evaluation_of(
     return RoundEvaluation(choice=choice, plan=plan)
 
 
-def in_words(answer: Answer) -> str:
+def answer_in_words(answer: Answer) -> str:
     """Released numbers with their errors, for the log."""
     return ", ".join(
         f"{name} {float(estimate.value):.4g} (noise {float(estimate.error):.2g})"

@@ -6,17 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from fl_dp.promise import brief_epsilon, is_promise
-
 from .sheets import sheet
-
-NO_PRIVACY = "no privacy"
-"""Text for a person where nothing is promised."""
-
-
-def epsilon_text(epsilon: float) -> str:
-    """Return an epsilon for a person, or a text that it protects nothing."""
-    return brief_epsilon(epsilon) if is_promise(epsilon) else NO_PRIVACY
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:

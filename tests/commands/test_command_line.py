@@ -35,7 +35,6 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.guarantee import ENDED_EARLY, Against, Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.promise import rounded_up
-from fl_dp.terminal.numbers import epsilon_text
 from fl_dp.terminal.progress import TimeLeft, describe_round, progress_line
 from fl_dp.terminal.summary import RunSummary, epsilon_jump, summary_tables
 
@@ -425,11 +424,6 @@ def test_clients_without_records_end_a_run_before_an_engine_starts(tmp_path: Pat
     assert planned.exit_code == 0
     assert "`fl-dp run` will refuse: " in said_on_stderr(planned)
     assert "without records" in said_on_stderr(planned)
-
-
-@pytest.mark.parametrize(("epsilon", "shown"), [(50.0, "50"), (50.1, "no privacy")])
-def test_an_epsilon_above_fifty_reads_no_privacy(epsilon: float, shown: str) -> None:
-    assert epsilon_text(epsilon) == shown
 
 
 def test_plan_says_what_is_promised_to_whom() -> None:

@@ -21,8 +21,6 @@ _SHARED = {
     # `fl-dp ledger` and `fl-dp node ledger`; and what `python -m` and an entry point call.
     "def ledger",
     "def main",
-    # A charge's explanation, and a round's measurements, each in its own sentence.
-    "def in_words",
 }
 
 
