@@ -42,7 +42,7 @@ from fl_dp.app.local.processes import descendants, kill_all
 from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.secure_node import IDENTITY_FILE
-from fl_dp.gate.site import LATE
+from fl_dp.gate.gate_site import LATE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
 from fl_dp.promise import brief_epsilon, delta_rounded_up
 from fl_dp.secagg import Identity

@@ -138,7 +138,7 @@ def _run(
             run_gate(gate, link, policy, desk_socket, lambda: None)
         python = [sys.executable, "-P", "-m"]
         node = [*python, "fl_dp.app.local.local_supernode", *supernode]
-        with own_site(node, [*python, "fl_dp.app.local.desk"]) as (gate_socket, started):
+        with own_site(node, [*python, "fl_dp.app.local.local_desk"]) as (gate_socket, started):
             run_gate(gate, link, policy, gate_socket, started.kill)
     except (LinkLost, LinkRefused) as error:
         fail(f"{error}", status=2)

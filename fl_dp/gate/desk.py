@@ -22,7 +22,7 @@ from .flower_wire import (
     ids_in,
     message_in,
 )
-from .frames import Frame, Kind
+from .frames import Frame, FrameKind
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -30,7 +30,7 @@ _OF_A_CALL = 8 << 20  # bytes: an array travels in pieces of 5 MB
 _OF_AN_ID = 100  # bytes of one in a tree
 
 
-class Answered(NamedTuple):
+class DeskAnswer(NamedTuple):
     """A response.
 
     Attributes:
@@ -100,13 +100,13 @@ class Desk:
         """Take what the gate sends."""
         with self._lock:
             match frame.kind:
-                case Kind.NODE:
+                case FrameKind.NODE:
                     self._node_id = frame.number
-                case Kind.RUN:
+                case FrameKind.RUN:
                     self._runs[frame.number] = frame.pieces
-                case Kind.OVER:
+                case FrameKind.OVER:
                     self._close()
-                case Kind.OFFER | Kind.OFFER_ONCE:
+                case FrameKind.OFFER | FrameKind.OFFER_ONCE:
                     self._offer(frame)
 
     @property
@@ -121,27 +121,27 @@ class Desk:
         with self._lock:
             return self._open is not None and not self._open.taken
 
-    def answer(self, name: str, body: bytes) -> Answered:
+    def answer(self, name: str, body: bytes) -> DeskAnswer:
         """The response to one call, by the last part of its path.
 
         404: the desk does not speak it. 400: it means nothing now. 401 makes a SuperNode end
         itself, whose app never came back: its supervisor starts another one.
         """
         if name in self._says_nothing:
-            return Answered(200, b"")
+            return DeskAnswer(200, b"")
         if name not in self._answers or not self._node_id:
-            return Answered(404)
+            return DeskAnswer(404)
         try:
             with self._lock:
                 response = self._answers[name](CALLS[name].request.FromString(body))
         except PermissionError:
-            return Answered(401)
+            return DeskAnswer(401)
         except Exception as error:  # of an untrusted caller
             logger.info("a call %s is refused: %r", name, error)
-            return Answered(400)
+            return DeskAnswer(400)
         if isinstance(response, bytes):
-            return Answered(200, response)
-        return Answered(200, CALLS[name].response(**response).SerializeToString())
+            return DeskAnswer(200, response)
+        return DeskAnswer(200, CALLS[name].response(**response).SerializeToString())
 
     def _offer(self, frame: Frame) -> None:
         shell, tree, *contents = frame.pieces
@@ -151,7 +151,7 @@ class Desk:
             message=message_in(shell),
             tree=root,
             contents=by_id,
-            once=frame.kind is Kind.OFFER_ONCE,
+            once=frame.kind is FrameKind.OFFER_ONCE,
             bounds=bounds_of_reply(root.object_id, by_id),
         )
 

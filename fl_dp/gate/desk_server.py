@@ -17,10 +17,10 @@ import uvicorn
 
 from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp
 
-from .desk import Answered, Desk
+from .desk import Desk, DeskAnswer
 from .flower_wire import FLEET, MEDIA_TYPE
-from .frames import Kind, read, written
-from .site import exactly
+from .frames import FrameKind, read_frame, written
+from .gate_site import exactly
 
 _MOST_CONNECTIONS = 32
 _LONG = 10.0  # seconds for which a call waits for a message
@@ -43,14 +43,14 @@ class DeskApp:
             return
         path = str(scope["path"])
         if scope["method"] != "POST" or not path.startswith(FLEET):
-            await _send(send, Answered(404))
+            await _send(send, DeskAnswer(404))
             return
         body = bytearray()
         while True:
             event = await receive()
             body += event.get("body", b"")
             if len(body) > self._desk.longest_call:
-                await _send(send, Answered(413))
+                await _send(send, DeskAnswer(413))
                 return
             if event["type"] == "http.disconnect" or not event.get("more_body"):
                 break
@@ -66,7 +66,7 @@ class DeskApp:
             await asyncio.sleep(_LOOK)
 
 
-async def _send(send: Send, answered: Answered) -> None:
+async def _send(send: Send, answered: DeskAnswer) -> None:
     body, media_type = answered.body, MEDIA_TYPE
     if answered.status != 200:
         body, media_type = json.dumps({"detail": "refused"}).encode(), "application/json"
@@ -114,7 +114,7 @@ def serve_desk(gate: Path, listening: socket.socket, guard: Callable[[WebApp], W
 def _take(channel: socket.socket, desk: Desk, replies: queue.Queue[Any]) -> NoReturn:
     try:
         while True:
-            frame = read(
+            frame = read_frame(
                 lambda size: exactly(channel, size),
                 most_bytes=_MOST_OF_A_FRAME,
                 most_pieces=_MOST_PIECES,
@@ -128,7 +128,7 @@ def _give(channel: socket.socket, desk: Desk, replies: queue.Queue[Any]) -> NoRe
     try:
         while True:
             number, pieces = replies.get()
-            for part in written(Kind.REPLY, number, pieces):
+            for part in written(FrameKind.REPLY, number, pieces):
                 channel.sendall(part)
     finally:
         os._exit(1)

@@ -16,7 +16,7 @@ _HEAD, _LENGTH = struct.Struct(">BQI"), struct.Struct(">Q")
 HEAD_SIZE, LENGTH_SIZE = _HEAD.size, _LENGTH.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for."""
 
     NODE = 1
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
         pieces: Bytes, in an order that the kind says.
     """
 
-    kind: Kind
+    kind: FrameKind
     number: int
     pieces: list[bytes]
 
@@ -53,7 +53,7 @@ class FrameError(ValueError):
     """What arrives is no frame, or larger than it may be."""
 
 
-def written(kind: Kind, number: int, pieces: Iterable[bytes] = ()) -> Iterator[bytes]:
+def written(kind: FrameKind, number: int, pieces: Iterable[bytes] = ()) -> Iterator[bytes]:
     """A frame's bytes, one part after another."""
     held = list(pieces)
     yield _HEAD.pack(kind, number, len(held))
@@ -62,7 +62,7 @@ def written(kind: Kind, number: int, pieces: Iterable[bytes] = ()) -> Iterator[b
         yield piece
 
 
-def read(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: int) -> Frame:
+def read_frame(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: int) -> Frame:
     """Read a frame.
 
     Args:
@@ -75,7 +75,7 @@ def read(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: int) -> 
         EOFError: `take` found no more.
     """
     kind, number, count = _HEAD.unpack(take(HEAD_SIZE))
-    if kind not in Kind.__members__.values() or count > most_pieces:
+    if kind not in FrameKind.__members__.values() or count > most_pieces:
         raise FrameError(f"a frame of kind {kind} and {count:,} pieces")
     pieces, left = [], most_bytes
     for _ in range(count):
@@ -84,4 +84,4 @@ def read(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: int) -> 
         if left < 0:
             raise FrameError(f"a frame of more than {most_bytes:,} bytes")
         pieces.append(take(length))
-    return Frame(Kind(kind), number, pieces)
+    return Frame(FrameKind(kind), number, pieces)

@@ -32,11 +32,11 @@ from fl_dp.clients.unfinished_participation import name_of_data
 from .description import describe_gate
 from .flower_wire import require_fitting_flower
 from .gate import Gate
+from .gate_site import SiteAtSocket
 from .kept import Keeper
 from .link import HEARTBEAT, Link, LinkLost, LinkRefused, NodeKey, NotReached, SignedPost
 from .loop import GateLoop
 from .policy import GatePolicy
-from .site import SiteAtSocket
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

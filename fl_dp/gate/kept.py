@@ -17,7 +17,7 @@ from .flower_wire import (
     message_in,
     shell_of,
 )
-from .frames import Frame, Kind, read, written
+from .frames import Frame, FrameKind, read_frame, written
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -55,7 +55,7 @@ class Keeper:
         shell = in_protobuf(parts.shell).SerializeToString()
         pieces = [times, shell, parts.tree.SerializeToString(), *parts.contents.values()]
         with written_whole(self._file) as temporary, temporary.open("wb") as stream:
-            stream.writelines(written(Kind.DOCUMENT, 0, pieces))
+            stream.writelines(written(FrameKind.DOCUMENT, 0, pieces))
 
     def get(self) -> KeptMessage | None:
         """The message; None: there is none that can be read."""
@@ -82,7 +82,7 @@ class Keeper:
                 return content
 
             size = self._file.stat().st_size
-            return read(take, most_bytes=size, most_pieces=size)
+            return read_frame(take, most_bytes=size, most_pieces=size)
 
     def remove(self) -> None:
         """Remove the message, which was answered."""

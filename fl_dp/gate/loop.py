@@ -22,10 +22,10 @@ from fl_dp.user_code import Contained
 
 from .flower_wire import Parts, config_of_run, message_of
 from .gate import PULLS, Gate, Ruling
+from .gate_site import Site
 from .judged_run import JudgedRun
 from .kept import Keeper, KeptMessage
 from .link import Link, LinkLost, LinkRefused
-from .site import Site
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

@@ -27,7 +27,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fl_dp.app.local.desk import desk_parser
+from fl_dp.app.local.local_desk import desk_parser
 from fl_dp.app.local.superlink import _open_to_all
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.commands.app import app
@@ -164,7 +164,7 @@ def test_flower_understands_what_is_started(name: str) -> None:
         assert not found.auth_supernode_private_key and not found.runtime_dependency_install
         assert found.node_config in ("${NODE_CONFIG}", 'dp-data-path="/srv/fl-dp/${NODE:-north}"')
     elif "desk" in name:
-        options = desk_parser().parse_args(words[words.index("fl_dp.app.local.desk") + 1 :])
+        options = desk_parser().parse_args(words[words.index("fl_dp.app.local.local_desk") + 1 :])
         assert options.gate.name == "gate.sock" and options.socket.name == "fleet.sock"
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from gated_site import NODE, PlayedSuperNode, Site, adding
 
-from fl_dp.gate.desk import Answered, Desk
+from fl_dp.gate.desk import Desk, DeskAnswer
 from fl_dp.gate.desk_server import DeskApp
 from fl_dp.gate.flower_wire import CALLS, FLEET, Parts, in_protobuf, parts_of
 
@@ -25,7 +25,7 @@ def test_it_answers_the_calls_of_a_supernode_and_refuses_others() -> None:
     assert node.call("activate-node").node_id == NODE
     assert not node.call("pull-messages").messages_list
     for name in ("deactivate-node", "unregister-node", "confirm-message-received"):
-        assert node.desk.answer(name, b"junk") == Answered(200)
+        assert node.desk.answer(name, b"junk") == DeskAnswer(200)
     for name in ("delete-everything", "", "../control/start-run"):
         assert node.desk.answer(name, b"").status == 404
     for name in ("get-run", "get-fab", "pull-object", "push-messages", "push-object"):

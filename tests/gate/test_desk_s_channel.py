@@ -17,11 +17,11 @@ from gated_site import NODE, RUN, Server, adding
 from owned_clock import OwnedClock
 
 from fl_dp import clock
-from fl_dp.gate import site as site_module
+from fl_dp.gate import gate_site as site_module
 from fl_dp.gate.flower_wire import ObjectTree, contents_by_id, inflated, parts_of
-from fl_dp.gate.frames import Frame, FrameError, Kind, read, written
+from fl_dp.gate.frames import Frame, FrameError, FrameKind, read_frame, written
+from fl_dp.gate.gate_site import SiteAtSocket, exactly
 from fl_dp.gate.link import Link, NodeKey, RunOfServer
-from fl_dp.gate.site import SiteAtSocket, exactly
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 
@@ -39,11 +39,11 @@ def read_from(content: bytes, *, most_bytes: int = 100, most_pieces: int = 3) ->
             raise EOFError
         return taken
 
-    return read(take, most_bytes=most_bytes, most_pieces=most_pieces)
+    return read_frame(take, most_bytes=most_bytes, most_pieces=most_pieces)
 
 
 def test_a_frame_is_its_head_and_pieces_after_their_lengths() -> None:
-    frame = Frame(Kind.REPLY, 7, [b"", b"tree", b"\x00" * 9])
+    frame = Frame(FrameKind.REPLY, 7, [b"", b"tree", b"\x00" * 9])
     content = b"".join(written(*frame))
     assert content == as_bytes(6, 7, *frame.pieces)
     assert read_from(content) == frame
@@ -73,9 +73,11 @@ class PlayedDesk:
         self.channel.connect(str(file))
 
     def next(self) -> Frame:
-        return read(lambda size: exactly(self.channel, size), most_bytes=1 << 24, most_pieces=1_000)
+        return read_frame(
+            lambda size: exactly(self.channel, size), most_bytes=1 << 24, most_pieces=1_000
+        )
 
-    def say(self, kind: Kind, number: int, pieces: list[bytes]) -> None:
+    def say(self, kind: FrameKind, number: int, pieces: list[bytes]) -> None:
         self.channel.sendall(b"".join(written(kind, number, pieces)))
 
 
@@ -132,18 +134,18 @@ def here(tmp_path: Path, abandoned: list[str]) -> SiteAtSocket:
 @pytest.fixture
 def desk(here: SiteAtSocket, tmp_path: Path) -> PlayedDesk:
     made = PlayedDesk(tmp_path / "gate.sock")
-    assert made.next() == Frame(Kind.NODE, NODE, [])
+    assert made.next() == Frame(FrameKind.NODE, NODE, [])
     return made
 
 
 def test_a_message_goes_out_and_the_reply_comes_back(here: SiteAtSocket, desk: PlayedDesk) -> None:
     asked = Asked(here)
     offer = desk.next()
-    assert offer.kind is Kind.OFFER
-    desk.say(Kind.REPLY, offer.number, reply_to(offer))
+    assert offer.kind is FrameKind.OFFER
+    desk.say(FrameKind.REPLY, offer.number, reply_to(offer))
     reply = asked.end()
     assert reply.content["arrays"]["w"].numpy().tolist() == [1.0] * 3
-    assert desk.next() == Frame(Kind.OVER, offer.number, [])
+    assert desk.next() == Frame(FrameKind.OVER, offer.number, [])
 
 
 def test_a_desk_that_comes_back_gets_all_it_needs_again(
@@ -153,14 +155,14 @@ def test_a_desk_that_comes_back_gets_all_it_needs_again(
     link = Link(server.post, NodeKey())
     run: RunOfServer = link.run(RUN)
     here.keep(RUN, run)
-    assert desk.next().kind is Kind.RUN
+    assert desk.next().kind is FrameKind.RUN
     asked = Asked(here)
-    assert desk.next().kind is Kind.OFFER
+    assert desk.next().kind is FrameKind.OFFER
     desk.channel.close()
     after = PlayedDesk(tmp_path / "gate.sock")
     kinds = [after.next() for _ in range(3)]
-    assert [frame.kind for frame in kinds] == [Kind.NODE, Kind.RUN, Kind.OFFER]
-    after.say(Kind.REPLY, kinds[2].number, reply_to(kinds[2]))
+    assert [frame.kind for frame in kinds] == [FrameKind.NODE, FrameKind.RUN, FrameKind.OFFER]
+    after.say(FrameKind.REPLY, kinds[2].number, reply_to(kinds[2]))
     assert asked.end().has_content()
 
 
@@ -168,20 +170,20 @@ def test_a_message_that_one_supernode_may_have_is_not_sent_to_a_second_desk(
     here: SiteAtSocket, desk: PlayedDesk, tmp_path: Path, owned: OwnedClock
 ) -> None:
     asked = Asked(here, once=True)
-    assert desk.next().kind is Kind.OFFER_ONCE
+    assert desk.next().kind is FrameKind.OFFER_ONCE
     desk.channel.close()
     after = PlayedDesk(tmp_path / "gate.sock")
-    assert after.next().kind is Kind.NODE
+    assert after.next().kind is FrameKind.NODE
     owned.let_this_process_hang()
     assert isinstance(asked.end(), TimeoutError)
-    assert after.next().kind is Kind.OVER
+    assert after.next().kind is FrameKind.OVER
 
 
 def test_a_reply_to_another_message_is_dropped(here: SiteAtSocket, desk: PlayedDesk) -> None:
     asked = Asked(here)
     offer = desk.next()
-    desk.say(Kind.REPLY, offer.number + 1, [b"junk"])
-    desk.say(Kind.REPLY, offer.number, reply_to(offer))
+    desk.say(FrameKind.REPLY, offer.number + 1, [b"junk"])
+    desk.say(FrameKind.REPLY, offer.number, reply_to(offer))
     assert asked.end().has_content()
 
 
@@ -190,26 +192,26 @@ def test_a_reply_of_junk_is_none_at_all(
     here: SiteAtSocket, desk: PlayedDesk, pieces: list[bytes]
 ) -> None:
     asked = Asked(here)
-    desk.say(Kind.REPLY, desk.next().number, pieces)
+    desk.say(FrameKind.REPLY, desk.next().number, pieces)
     assert isinstance(asked.end(), ValueError)
 
 
 def test_a_late_reply_a_second_one_and_one_to_nothing_are_dropped(
     here: SiteAtSocket, desk: PlayedDesk, owned: OwnedClock, abandoned: list[str]
 ) -> None:
-    desk.say(Kind.REPLY, 99, [b"junk"])
+    desk.say(FrameKind.REPLY, 99, [b"junk"])
     asked = Asked(here)
     offer = desk.next()
     owned.let_this_process_hang()
     assert isinstance(asked.end(), TimeoutError)
     assert abandoned == ["ended"]
-    assert desk.next().kind is Kind.OVER
+    assert desk.next().kind is FrameKind.OVER
     late = reply_to(offer)
-    desk.say(Kind.REPLY, offer.number, late)
+    desk.say(FrameKind.REPLY, offer.number, late)
     asked = Asked(here)
     offer = desk.next()
-    desk.say(Kind.REPLY, offer.number, reply_to(offer))
-    desk.say(Kind.REPLY, offer.number, [b"junk"])
+    desk.say(FrameKind.REPLY, offer.number, reply_to(offer))
+    desk.say(FrameKind.REPLY, offer.number, [b"junk"])
     assert asked.end().has_content()
 
 
@@ -228,7 +230,7 @@ def test_a_desk_that_sends_anything_else_is_cut_off_and_the_gate_goes_on(
     threading.Thread(target=send_what_fits, args=(desk.channel, content), daemon=True).start()
     with pytest.raises((EOFError, ConnectionError)):
         desk.next()
-    assert PlayedDesk(tmp_path / "gate.sock").next().kind is Kind.NODE
+    assert PlayedDesk(tmp_path / "gate.sock").next().kind is FrameKind.NODE
 
 
 def send_what_fits(channel: socket.socket, content: bytes) -> None:

@@ -19,7 +19,7 @@ from flwr.supercore.run import Run
 from node_charges import charges_of
 
 from fl_dp import clock
-from fl_dp.gate.desk import Answered, Desk
+from fl_dp.gate.desk import Desk, DeskAnswer
 from fl_dp.gate.flower_wire import (
     CALLS,
     ObjectTree,
@@ -29,12 +29,12 @@ from fl_dp.gate.flower_wire import (
     parts_of,
     shell_of,
 )
-from fl_dp.gate.frames import Frame, Kind
+from fl_dp.gate.frames import Frame, FrameKind
 from fl_dp.gate.gate import Gate
+from fl_dp.gate.gate_site import LATE, Offer
 from fl_dp.gate.kept import Keeper
 from fl_dp.gate.link import Link, NodeKey, RunOfServer
 from fl_dp.gate.loop import GateLoop
-from fl_dp.gate.site import LATE, Offer
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 NODE, SERVER, RUN = 77, 1, 5
@@ -241,21 +241,21 @@ class PlayedSuperNode:
         self.app, self.seen, self.refused = app, list[Message](), list[str]()
         self._replies: dict[int, list[bytes]] = {}
         self.desk = Desk(self._replies.__setitem__)
-        self.desk.take(Frame(Kind.NODE, NODE, []))
+        self.desk.take(Frame(FrameKind.NODE, NODE, []))
         self._number = 0
 
     def keep(self, run_id: int, run: RunOfServer) -> None:
         pieces = [run.run.SerializeToString(), run.fab.SerializeToString()]
-        self.desk.take(Frame(Kind.RUN, run_id, pieces))
+        self.desk.take(Frame(FrameKind.RUN, run_id, pieces))
 
     def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
         offer = Offer(asked, content, once=once)
         self._number += 1
-        kind = Kind.OFFER_ONCE if once else Kind.OFFER
+        kind = FrameKind.OFFER_ONCE if once else FrameKind.OFFER
         self.desk.take(Frame(kind, self._number, offer.pieces()))
         while self.desk.has_news():
             self.work()
-        self.desk.take(Frame(Kind.OVER, self._number, []))
+        self.desk.take(Frame(FrameKind.OVER, self._number, []))
         if self._number not in self._replies:
             clock.sleep(until - clock.now())
             raise TimeoutError(LATE)
@@ -263,7 +263,7 @@ class PlayedSuperNode:
 
     def call(self, name: str, **fields: Any) -> Any:
         """Make a call; return None if it is refused."""
-        answered: Answered = self.desk.answer(
+        answered: DeskAnswer = self.desk.answer(
             name, CALLS[name].request(**fields).SerializeToString()
         )
         if answered.status != 200:

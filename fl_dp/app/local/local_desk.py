@@ -1,6 +1,6 @@
 """The desk of a gate, which the site's SuperNode takes for its SuperLink.
 
-    python -m fl_dp.app.local.desk --gate /run/fl-dp-north/gate.sock --socket /run/.../fleet.sock
+    python -m fl_dp.app.local.local_desk --gate /run/fl-dp-north/gate.sock --socket fleet.sock
 
 It needs no file but the two sockets. Over a port of loopback one user alone gets answers.
 """

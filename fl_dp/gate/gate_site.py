@@ -32,7 +32,7 @@ from .flower_wire import (
     in_protobuf,
     inflated,
 )
-from .frames import Frame, FrameError, Kind, read, written
+from .frames import Frame, FrameError, FrameKind, read_frame, written
 from .link import RunOfServer
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -108,7 +108,7 @@ class SiteAtSocket:
         self._runs: dict[int, list[bytes]] = {}
         self._node_id, self._number = node_id, 0
         self._offer: Offer | None = None
-        self._offered: tuple[Kind, list[bytes]] = (Kind.OVER, [])
+        self._offered: tuple[FrameKind, list[bytes]] = (FrameKind.OVER, [])
         self._most = NO_MESSAGE  # of all offers, as a reply may come late
         self._reply: list[bytes] | None = None
         self._signal: int | None = None
@@ -124,7 +124,7 @@ class SiteAtSocket:
         """As `Site.keep`."""
         with self._lock:
             self._runs[run_id] = [run.run.SerializeToString(), run.fab.SerializeToString()]
-            self._send(Kind.RUN, run_id, self._runs[run_id])
+            self._send(FrameKind.RUN, run_id, self._runs[run_id])
 
     def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
         """As `Site.ask`."""
@@ -133,7 +133,7 @@ class SiteAtSocket:
         with self._lock:
             self._number += 1
             self._offer, self._reply, self._signal = offer, None, signal
-            self._offered = Kind.OFFER_ONCE if once else Kind.OFFER, offer.pieces()
+            self._offered = FrameKind.OFFER_ONCE if once else FrameKind.OFFER, offer.pieces()
             self._most = Bounds(*map(max, self._most, offer.bounds))
             self._send(self._offered[0], self._number, self._offered[1])
         try:
@@ -151,7 +151,7 @@ class SiteAtSocket:
         with self._lock:
             self._offer = None
             self._end_wait()
-            self._send(Kind.OVER, self._number)
+            self._send(FrameKind.OVER, self._number)
             return self._reply
 
     def _end_wait(self) -> None:
@@ -159,7 +159,7 @@ class SiteAtSocket:
             os.close(self._signal)  # the other end sees it
             self._signal = None
 
-    def _send(self, kind: Kind, number: int, pieces: Iterable[bytes] = ()) -> None:
+    def _send(self, kind: FrameKind, number: int, pieces: Iterable[bytes] = ()) -> None:
         """Have a frame written, if there is a desk; the caller holds the lock."""
         if self._out is None:
             return
@@ -175,11 +175,11 @@ class SiteAtSocket:
             out: queue.Queue[list[bytes] | None] = queue.Queue()
             with self._lock:
                 self._out = out
-                self._send(Kind.NODE, self._node_id)
+                self._send(FrameKind.NODE, self._node_id)
                 for run_id, run in self._runs.items():
-                    self._send(Kind.RUN, run_id, run)
+                    self._send(FrameKind.RUN, run_id, run)
                 kind, pieces = self._offered
-                if self._offer is not None and kind is Kind.OFFER:
+                if self._offer is not None and kind is FrameKind.OFFER:
                     self._send(kind, self._number, pieces)
             threading.Thread(target=_write, args=(connection, out), daemon=True).start()
             try:
@@ -195,7 +195,7 @@ class SiteAtSocket:
     def _read(self, connection: socket.socket) -> Frame:
         with self._lock:
             most = self._most
-        return read(
+        return read_frame(
             lambda size: exactly(connection, size),
             most_bytes=most.size,
             most_pieces=most.objects + 1,  # the tree
@@ -203,7 +203,7 @@ class SiteAtSocket:
 
     def _take(self, frame: Frame) -> None:
         with self._lock:
-            if frame.kind is not Kind.REPLY:
+            if frame.kind is not FrameKind.REPLY:
                 raise FrameError(f"the desk sends a frame of kind {frame.kind.name}")
             if self._offer is None or frame.number != self._number or self._reply is not None:
                 return  # it comes too late
