@@ -85,8 +85,7 @@ def measure(section: Section, rows: Rows, *, device: str, until: float) -> None:
         words = f"it may need {LEAST_S:g} s, and {max(left, 0.0):.0f} s are left"
         rows.add({"section": section.name, "skipped": words})
         return
-    # A rehearsal shows whether a section works, on a busy machine, too.
-    limit = min(section.most_s, left) if device == "cuda" else left
+    limit = min(section.most_s, left)
     log = rows.path.with_name(f"{section.name}.log")
     # Ray's own cluster, whose workers import these scripts.
     paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
