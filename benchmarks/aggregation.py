@@ -6,7 +6,7 @@ clips and adds floating-point noise. One time is of all the work, noise included
 came at once. The other starts at the last reply: while waiting, ours has drawn the noise and
 folded the others; Flower only begins. The peak memory is printed to stderr.
 
-    python benchmarks/aggregation.py [--json] [--repeats 9]
+    python benchmarks/aggregation.py [--json] [--repeats 9] [--of-processor]
     python benchmarks/aggregation.py --gib 1    # rounds with a model of that size: memory alone
 """
 

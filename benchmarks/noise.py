@@ -4,9 +4,7 @@ NumPy's are the yardstick of what noise costs; their floating-point output and p
 make them unfit here. OpenDP's samplers are as careful as ours. If installed, they are timed on a
 tenth of the coordinates, on both sides, with the Python lists they take and return.
 
-    python benchmarks/noise.py [--json] [--repeats 25]
-
-Times are of the processor: one thread draws, as NumPy's does.
+    python benchmarks/noise.py [--json] [--repeats 9] [--of-processor]
 """
 
 from __future__ import annotations
@@ -90,4 +88,4 @@ def opendp_cases() -> list[Case]:
 
 
 if __name__ == "__main__":
-    main("Noise", numpy_cases() + opendp_cases(), repeats=25, of_processor=True)
+    main("Noise", numpy_cases() + opendp_cases())

@@ -80,9 +80,8 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     repeats: int = 9,
-    of_processor: bool = False,
 ) -> None:
-    """Compare the cases and print a table, or JSON with `--json`; `of_processor` as in `compare`.
+    """Compare the cases and print a table, or JSON with `--json`.
 
     None for `arguments` takes the process's own. The command line can say other `repeats`.
     """
@@ -91,12 +90,17 @@ def main(
     parser.add_argument(
         "--repeats", type=int, default=repeats, help=f"timings a side (default: {repeats})"
     )
+    parser.add_argument(
+        "--of-processor",
+        action="store_true",
+        help="the least processor times of all threads, for a machine that others use, too",
+    )
     options = parser.parse_args(arguments)
-    results = compare(cases, options.repeats, of_processor=of_processor)
+    results = compare(cases, options.repeats, of_processor=options.of_processor)
     if options.json:
         print(json.dumps(results, indent=2))
         return
-    kind = "least processor time" if of_processor else "median"
+    kind = "least processor time" if options.of_processor else "median"
     table = Table(title=f"{title} ({kind} of {options.repeats}, alternating)")
     for column in ("case", "peer"):
         table.add_column(column)
