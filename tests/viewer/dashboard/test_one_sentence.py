@@ -96,7 +96,6 @@ schedule=linear schedule.levels=0
 server_optimizer=fedyogi server_optimizer.beta_2=-0.5
 server_optimizer=fedadagrad server_optimizer.tau=-1
 task.records_per_client=5 task.partition=shards -> task.records_per_client
-task.image_shape=[1,8,8] -> task.image_shape
 """
 
 
