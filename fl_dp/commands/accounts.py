@@ -89,6 +89,8 @@ def totals_of(jobs: Jobs) -> list[str]:
             plans.append(job.folder.read_plan())
         else:
             without += 1
+    people = [population_of(job.settings) for job in jobs.trainings if job.settings.task.is_own]
+    dealt_anew = len({one.clients for one in people if one is not None}) > 1
     lines: list[str] = []
     groups = {(plan.unit, plan.neighboring_relation) for plan in plans}
     for unit, relation in sorted(groups):
@@ -99,9 +101,15 @@ def totals_of(jobs: Jobs) -> list[str]:
         except NotJoint:
             epsilon = math.fsum(plan.budget.epsilon for plan in alike)
             delta = math.fsum(plan.budget.delta for plan in alike)
+        condition = "they are of the same people"
+        if unit == "client" and dealt_anew:
+            condition = (
+                "all had the same clients; but seed or split dealt rows anew, so `fl-dp budgets` "
+                "counts records"
+            )
         lines.append(
             f"Together, the {len(alike)} trainings spend epsilon {rounded_up(epsilon)} at delta "
-            f"{delta_rounded_up(delta)} of one {unit} ({relation}), if they are of the same people"
+            f"{delta_rounded_up(delta)} of one {unit} ({relation}), if {condition}"
         )
     if without:
         lines.append(f"{without} of the trainings made no promise to clients, and have no number")

@@ -219,6 +219,7 @@ def test_a_sweep_is_one_entry_and_ends_with_its_total(tmp_path: Path, people: li
     assert name == "s" and epsilon is not None and 2.0 < epsilon < 5.0 < 6.0  # the sum
     text = " ".join(result.stdout.split())
     assert f"Together, the 4 trainings spend epsilon {epsilon:.3f}"[:-1] in text
+    assert "if all had the same clients; but seed or split dealt rows anew" in text
     assert account["trainings"][0]["rounds_spent"] == 8
     for number in range(4):
         folder = RunFolder(tmp_path / "runs" / "s" / f"run-{number}")
