@@ -2,7 +2,8 @@
 
     python recompute_epsilon.py ledger.db
 
-With several trainings it prints each one's epsilon, and what their budgets add up to.
+With several trainings it prints each one's epsilon, a sweep's as one, and what their budgets add up
+to.
 
 For zero-out and add-or-remove neighbours. It stops where it would be wrong: under replace-one, and
 for a sample of fixed size under add-or-remove, where another unit takes the place of one that left.
@@ -46,14 +47,34 @@ def entries_of(file: str) -> list[dict[str, Any]]:
     return [json.loads(payload) for (payload,) in table]
 
 
-def trainings_of(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return each training's entries, the first of which has its plan."""
+def groups_of(entries: list[dict[str, Any]]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return each charge of the account: the entries of its trainings, whose first is the plan.
+
+    A sweep is one charge of several trainings.
+    """
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
     trainings: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
-        if entry["kind"] == "plan":  # of one without releases another can take the place
-            trainings[entry["training"]] = []
-        trainings[entry["training"]].append(entry)
-    return trainings
+        name, kind = entry["training"], entry["kind"]
+        if kind == "unprotected":
+            sys.exit(f"no total: {name} has no promise ({entry['what']})")
+        if kind == "records":
+            sys.exit(f"no total: {name} is of records, whose releases clients' own ledgers have")
+        plans = {name: entry["plan"]} if kind == "plan" else entry.get("plans", {})
+        if plans:  # of a plan without releases another can take the place
+            groups.pop(name, None)
+            groups[name] = {one: [{"plan": plan, "charge": entry}] for one, plan in plans.items()}
+            trainings |= groups[name]
+        if kind not in ("plan", "sweep"):
+            trainings[name].append(entry)
+    return groups
+
+
+def budget_of(group: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Return what a training, or all of a sweep together, may spend."""
+    charge = next(iter(group.values()))[0]["charge"]
+    budget: dict[str, float] = (charge if charge["kind"] == "sweep" else charge["plan"])["budget"]
+    return budget
 
 
 def releases_of(training: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,10 +121,11 @@ def worst_of_bounded_range(epsilon: float, step: float) -> PrivacyLossDistributi
     )
 
 
-def epsilon_of(training: list[dict[str, Any]]) -> float:
-    """Return the epsilon of a training's releases, at its plan's delta."""
-    plan, releases = training[0]["plan"], releases_of(training)
-    relation = plan["neighboring_relation"]
+def epsilon_of(trainings: list[list[dict[str, Any]]], delta: float) -> float:
+    """Return the epsilon of all releases of some trainings together, at a delta."""
+    plans = [training[0]["plan"] for training in trainings]
+    (relation,) = {plan["neighboring_relation"] for plan in plans}
+    releases = [row for training in trainings for row in releases_of(training)]
     if relation == "replace-one":
         sys.exit("no epsilon under replace-one neighbours")
     if relation != "zero-out" and any(row["event"] == "fixed-size-gaussian" for row in releases):
@@ -114,30 +136,30 @@ def epsilon_of(training: list[dict[str, Any]]) -> float:
     for values, count in counts.items():
         release = dict(zip(FIELDS, values, strict=True))
         total = total.compose(distribution(release, step).self_compose(count))
-    slack = plan.get("slack", 0)
-    delta = plan["budget"]["delta"] * math.exp(-slack)
-    return float(total.get_epsilon_for_delta(delta)) + 2 * slack
+    slack = math.fsum(plan.get("slack", 0) for plan in plans)
+    return float(total.get_epsilon_for_delta(delta * math.exp(-slack))) + 2 * slack
 
 
 def main(file: str) -> None:
-    """Print each training's epsilon, and the sum of several trainings' budgets."""
+    """Print each charge's epsilon, and the sum of several charges' budgets."""
     entries = entries_of(file)
-    trainings = trainings_of(entries)
+    groups = groups_of(entries)
+    trainings = [training for group in groups.values() for training in group.values()]
     if len(trainings) == 1:
-        (training,) = trainings.values()
-        print(epsilon_of(training))
+        print(epsilon_of(trainings, trainings[0][0]["plan"]["budget"]["delta"]))
         return
-    for name, training in trainings.items():
-        budget, epsilon = training[0]["plan"]["budget"], epsilon_of(training)
+    for name, group in groups.items():
+        budget = budget_of(group)
+        epsilon = epsilon_of(list(group.values()), budget["delta"])
         print(f"{name}: {epsilon} of {budget['epsilon']} at delta {budget['delta']}")
         if epsilon > 1.01 * budget["epsilon"]:  # discretisation
             sys.exit(f"{name} has spent more than its budget")
     # What a training may spend is spent, so budgets add up: basic composition.
     units = {entry["unit"] for entry in entries if entry["kind"] == "run"}
-    relations = {training[0]["plan"]["neighboring_relation"] for training in trainings.values()}
+    relations = {training[0]["plan"]["neighboring_relation"] for training in trainings}
     if len(units) > 1 or len(relations) > 1:
         sys.exit("no sum: these trainings are of different units or neighbours")
-    budgets = [training[0]["plan"]["budget"] for training in trainings.values()]
+    budgets = [budget_of(group) for group in groups.values()]
     total = math.fsum(budget["epsilon"] for budget in budgets)
     delta = math.fsum(budget["delta"] for budget in budgets)
     account = entries[0]["account"]

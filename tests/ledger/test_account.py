@@ -12,13 +12,21 @@ from typing import Any
 
 import pytest
 from accounts import CAP, forged, plan_of, spend
+from flat_plans import flat_plan
 from kind_trainings import PLANS
 from ledger_files import kill_when_reserved
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
-from fl_dp.ledger import LedgerCorrupted, SpentLedger, witness_at
+from fl_dp.ledger import (
+    LedgerCorrupted,
+    SpentLedger,
+    enter_sweep,
+    enter_unprotected,
+    witness_at,
+)
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.mechanism_events import LaplaceEvent
 from fl_dp.option_errors import OptionError
 
 RECOMPUTE = Path(__file__).parents[2] / "examples" / "recompute_epsilon.py"
@@ -213,14 +221,51 @@ def test_entries_that_no_account_would_write_are_refused(
         SpentLedger.read(file)
 
 
-def test_dp_accounting_alone_recomputes_each_training_and_the_sum(tmp_path: Path) -> None:
+def recomputed(file: Path) -> list[str]:
+    """Lines of the script that knows dp-accounting and nothing of fl-dp."""
+    command = [sys.executable, str(RECOMPUTE), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_dp_accounting_alone_recomputes_two_trainings_a_question_and_a_sweep(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "people.db"
     spend(file, plan_of(3.0), "first", cap=CAP)
-    spend(file, replace(plan_of(2.0), rounds=3), "second")
-    printed = subprocess.run(
-        [sys.executable, RECOMPUTE, file], capture_output=True, text=True, check=True
-    ).stdout
-    first, second, total = printed.splitlines()
+    spend(file, plan_of(2.0), "second")
+    asked = LaplaceEvent(noise_multiplier=2.0)
+    question = flat_plan(
+        PrivacyBudget(epsilon=0.5, delta=1e-5),
+        rounds=0,
+        noise_multiplier=1.0,
+        other_releases={asked: 1},
+        num_clients=200,
+        clipping_norm=1.0,
+        sampling_rate=0.25,
+    )
+    with PrivacyLedger.open(file, question, name="question") as ledger:
+        ledger.commit(ledger.reserve_release("count", asked))
+    plans = {f"sweep/{n}": plan_of(0.8, rounds=4 + n, delta=1e-4) for n in range(3)}
+    joint = enter_sweep(file, "sweep", plans)
+    for name, plan in plans.items():
+        spend(file, plan, name)
+    first, second, count, sweep, total = recomputed(file)
     assert first.startswith("first: ") and first.endswith(" of 3.0 at delta 0.00025")
     assert second.startswith("second: ") and second.endswith(" of 2.0 at delta 0.00025")
-    assert total == "sum: 5.0 at delta 0.0005 of 0.001, cap 8.0"
+    assert count.endswith(" of 0.5 at delta 1e-05")
+    spent = float(sweep.removeprefix("sweep: ").partition(" ")[0])
+    assert spent == pytest.approx(joint.epsilon, rel=0.01)
+    assert joint.epsilon < 0.75 * 3 * 0.8
+    words = total.split()
+    assert float(words[1]) == pytest.approx(5.5 + joint.epsilon)
+    assert float(words[4]) == pytest.approx(6.1e-4) and words[-1] == "8.0"
+
+
+def test_the_script_finds_no_total_where_something_has_no_promise(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    spend(file, plan_of(1.0), "first")
+    enter_unprotected(file, "baseline", "a training without noise", delta=1e-5)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        recomputed(file)
+    assert "no total: baseline has no promise" in failed.value.stderr
