@@ -21,6 +21,7 @@ from fl_dp.app.workload import dataset_of, training_rows
 from fl_dp.codec import encode
 from fl_dp.commands.app import app
 from fl_dp.commands.stats import _show
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 from fl_dp.option_errors import OptionError
@@ -226,9 +227,13 @@ def test_an_answer_is_shown_as_a_table_with_its_cost(
     query = encode(Count())
     answer = {"estimates": {"count": {"error_is": "a standard deviation"}}, "explanation": "one"}
     document = {"query": query, "values": "labels", "rows": [["", 41.5, 2.0]], "answer": answer}
-    document |= {"mode": "central", "epsilon": 1.0, "delta": 1e-5, "unit": "one client"}
+    guarantee = Guarantee(
+        epsilon=1.0, delta=1e-5, unit="client", neighbours="zero-out", against=Against.MODELS
+    )
+    document |= {"mode": "central", "guarantee": guarantee.to_dict(), "unit": "one client"}
     _show(document, tmp_path)
     shown = capsys.readouterr().out
+    assert f"Cost: {guarantee}, for one client" in " ".join(shown.split())
     assert "count of labels" in shown
     assert "41.5" in shown
 
