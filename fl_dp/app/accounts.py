@@ -68,13 +68,10 @@ class RunAccount:
             settings: The run's.
             path: The folder, absolute; its parent is that of accounts given by name.
         """
+        if not settings.has_account:
+            return None
         asked, cap = settings.privacy.make_by(account)
         if asked is None:
-            task = settings.task
-            if cap is not None:
-                asked = task.name  # a cap on nobody would mean nothing
-            elif not task.is_own or task.partition == "nodes":
-                return None
             asked = _file_beside(path.parent, settings)
         folder: str | None = None
         if settings.privacy.has(witness):

@@ -199,6 +199,8 @@ def _in_account(job: Job, path: Path) -> Job:
     A delta that is null is half of what the account has left. It becomes an override, so that a
     sweep that is continued has the same one.
     """
+    if not job.settings.has_account:
+        return job  # what follows imports the ledger, and an engine starts while others do
     from fl_dp.app.accounts import RunAccount, with_account_delta
     from fl_dp.app.cells import digest_of
 

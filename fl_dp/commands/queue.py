@@ -70,8 +70,6 @@ class Queue:
         """
         from fl_dp.app.local.launch import LaunchError
 
-        from .accounts import enter_together
-
         try:
             with ExitStack() as stack:
                 self._start(stack)
@@ -83,6 +81,8 @@ class Queue:
                     lock = self._jobs.sweep / "sweep.lock"
                     stack.enter_context(held_alone(lock, f"works off {self._jobs.sweep}"))
                 self._jobs.note()
+                from .accounts import enter_together  # with the ledger: engines start by now
+
                 enter_together(self._jobs)
                 if self._slots > 1:
                     stack.enter_context(self._lines)

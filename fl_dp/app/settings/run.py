@@ -18,7 +18,7 @@ from .features import FeaturesSettings
 from .optimizers import CLIENT, SERVER_OPTIMIZERS
 from .option import Option
 from .options import OPTIONS, option_of, with_values
-from .promises import PROMISES, PromiseOption
+from .promises import PROMISES, PromiseOption, account
 from .recovery import RecoverySettings
 from .released import MetricsSettings
 from .required_fitting import require_fitting
@@ -163,6 +163,13 @@ class Settings:
     def protects_records_alone(self) -> bool:
         """Whether records are protected, and clients as a whole are not."""
         return self.protects_records and not self.protects_clients
+
+    @property
+    def has_account(self) -> bool:
+        """Whether the run is added to others: asked for, or for data of your own in one place."""
+        if self.privacy.make_by(account) != (None, None):
+            return True
+        return self.task.is_own and self.task.partition != "nodes"
 
     @property
     def asks_for_a_sum(self) -> bool:
