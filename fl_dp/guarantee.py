@@ -244,7 +244,7 @@ def weakest_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     return max(guarantees, key=lambda one: (not one.promises, one.epsilon or 0.0, one.spent or 0.0))
 
 
-_UNIT = re.compile(r"one (client|record)\b")
+_UNIT = re.compile(r"one (client|person|record)\b")
 _RELATION = re.compile(r"[a-z-]{1,40}")
 _NUMBERS = ("epsilon", "spent", "budget", "delta")
 

@@ -224,6 +224,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
         "features.module",
         "model.shared",
         *(f"task.{name}" for name in ("classes", "columns", "label_column", "client_column")),
+        "task.person_column",
         "task.mean",
         "task.std",
         "privacy.secure_sum.reply_after",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accounts import CAP, forged, plan_of, spend
 from kind_trainings import PLANS
-from rich.console import Console
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
@@ -21,7 +19,6 @@ from fl_dp.accounting import (
     OwnRatesSampling,
     PrivacyBudgetExhausted,
 )
-from fl_dp.commands.shown_ledger import show_ledger
 from fl_dp.ledger import (
     AccountLedger,
     LedgerCorrupted,
@@ -183,25 +180,6 @@ def test_one_filter_over_a_sweep_gates_what_its_trainings_repeat(tmp_path: Path)
         pytest.raises(PrivacyBudgetExhausted, match="for all 2 trainings together"),
     ):
         sibling.reserve(round=quietest)
-
-
-def test_every_entry_is_shown(tmp_path: Path) -> None:
-    file = tmp_path / "people.db"
-    enter_records(file, "dp-sgd", RECORDS)
-    enter_sweep(file, "sweep", {f"sweep/{n}": plan_of(1.0, delta=1e-5) for n in range(2)})
-    enter_unprotected(file, "baseline", "a training without noise", delta=1e-5)
-    shown = show_ledger(str(file), csv=None, check=None, entries=True)
-    entries = {entry["name"]: entry for entry in shown.document["account"]["trainings"]}
-    assert [entry["kind"] for entry in entries.values()] == ["records", "sweep", "unprotected"]
-    assert entries["sweep"]["trainings"] == ["sweep/0", "sweep/1"]
-    assert 1.0 < entries["sweep"]["budget"] < 2.0
-    assert entries["baseline"]["budget"] is None
-    console = Console(width=200, record=True, file=StringIO())
-    for line in shown.lines:
-        console.print(line)
-    text = console.export_text()
-    for words in ("sweep: 2 trainings", "2 plans together", "nothing: no promise", "none: some"):
-        assert words in text
 
 
 def test_plans_of_different_neighbours_are_not_joined(tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> No
             ledger.charge(WARD, STEP, count=0, budget=AMPLE, what="nothing")
         with pytest.raises(ValueError):
             ledger.charge(WARD, STEP, budget=AMPLE, what="\x1b[2J")
-    with pytest.raises(ValueError, match="unit must be one of client, record"):
+    with pytest.raises(ValueError, match="unit must be one of client, person, record"):
         Account(unit="household", source="ward")
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Last word of Flower's own command `flower-supernode`, and of a module that runs it behind a guard.
-_SUPERNODE = re.compile(r"(^|.*[.-])supernode")
+_SUPERNODE = re.compile(r"(^|.*[._-])supernode")
 ENTITIES_OPTION = "--trusted-entities"
 """Flower's option for a SuperNode that runs signed apps alone."""
 

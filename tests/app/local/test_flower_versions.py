@@ -35,7 +35,7 @@ def test_what_starts_says_so_at_once(started: str, gone: str) -> None:
 def test_a_guarded_command_without_its_part_of_flower_ends_in_one_line(
     command: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = command.__name__.rpartition(".")[2]
+    name = command.__name__.rpartition(".")[2].removeprefix("local_")
     monkeypatch.setattr(sys, "argv", [name])
     monkeypatch.setitem(sys.modules, f"flwr.{name}.cli", None)
     with pytest.raises(SystemExit, match=r"^error: flwr 1\..* lacks .*pip install 'flwr==") as said:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .attack import Attack, Observation, PixelRange, Recovered
+from .inversion_attack import Attack, Observation, PixelRange, Recovered
 
 
 class AllGrey(Attack):

@@ -98,7 +98,7 @@ def test_threads_change_no_bit(
     encoder: Encoder, images: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vectors are those of one batch after another in this thread, as no thread shares one."""
-    monkeypatch.setattr("fl_dp.tasks.features.encoder.processors", lambda: 3)
+    monkeypatch.setattr("fl_dp.tasks.features.encoder.usable_processors", lambda: 3)
     threads = torch.get_num_threads()
     vectors = encoder(images[:100])
     assert torch.get_num_threads() == threads

@@ -1,0 +1,42 @@
+"""Entries of an account, as `fl-dp ledger` shows them."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from accounts import plan_of
+from rich.console import Console
+
+from fl_dp import PrivacyBudget
+from fl_dp.commands.shown_ledger import show_ledger
+from fl_dp.ledger import enter_records, enter_sweep, enter_unprotected
+from fl_dp.plan import RecordPlan
+
+RECORDS = RecordPlan(
+    budget=PrivacyBudget(epsilon=2.0, delta=1e-4),
+    noise_multiplier=4.0,
+    sampling_rate=0.1,
+    steps=3,
+    participations=2,
+    clipping_norm=1.0,
+)
+
+
+def test_every_entry_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "people.db"
+    enter_records(file, "dp-sgd", RECORDS)
+    enter_sweep(file, "sweep", {f"sweep/{n}": plan_of(1.0, delta=1e-5) for n in range(2)})
+    enter_unprotected(file, "baseline", "a training without noise", delta=1e-5)
+    shown = show_ledger(str(file), csv=None, check=None, entries=True)
+    entries = {entry["name"]: entry for entry in shown.document["account"]["trainings"]}
+    assert [entry["kind"] for entry in entries.values()] == ["records", "sweep", "unprotected"]
+    assert entries["sweep"]["trainings"] == ["sweep/0", "sweep/1"]
+    assert 1.0 < entries["sweep"]["budget"] < 2.0
+    assert entries["baseline"]["budget"] is None
+    console = Console(width=200, record=True, file=StringIO())
+    for line in shown.lines:
+        console.print(line)
+    text = console.export_text()
+    for words in ("sweep: 2 trainings", "2 plans together", "nothing: no promise", "none: some"):
+        assert words in text
