@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeVar
 
-from fl_dp.promise import NO_PRIVACY, brief_epsilon, delta_rounded_up, is_promise
+from fl_dp.promise import NO_PRIVACY, UNITS, brief_epsilon, delta_rounded_up, is_promise
 
 UNKNOWN = "not known"
 """Text for a part of a promise that a file does not tell."""
@@ -131,7 +131,7 @@ class Guarantee:
         against = document.get("against")
         return cls(
             **{name: _number(document.get(name)) for name in _NUMBERS},
-            unit=unit if unit in ("client", "record") else None,
+            unit=unit if unit in UNITS else None,
             neighbours=relation if _RELATION.fullmatch(str(relation)) else None,
             against=Against(against) if against in list(Against) else None,
             insecure=document.get("insecure") is True,
@@ -244,7 +244,7 @@ def weakest_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     return max(guarantees, key=lambda one: (not one.promises, one.epsilon or 0.0, one.spent or 0.0))
 
 
-_UNIT = re.compile(r"one (client|person|record)\b")
+_UNIT = re.compile(rf"one ({'|'.join(UNITS)})\b")
 _RELATION = re.compile(r"[a-z-]{1,40}")
 _NUMBERS = ("epsilon", "spent", "budget", "delta")
 

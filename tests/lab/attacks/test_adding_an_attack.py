@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .inversion_attack import Attack, Observation, PixelRange, Recovered
+from .inversion_attack import Attack, RoundObservation, PixelRange, Recovered
 
 
 class AllGrey(Attack):
@@ -24,7 +24,7 @@ class AllGrey(Attack):
 
     def recover(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[RoundObservation],
         *,
         input_shape: tuple[int, ...],
         pixels: PixelRange,
