@@ -5,22 +5,11 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-from accounts import plan_of
+from accounts import RECORDS, plan_of
 from rich.console import Console
 
-from fl_dp import PrivacyBudget
 from fl_dp.commands.shown_ledger import show_ledger
 from fl_dp.ledger import enter_records, enter_sweep, enter_unprotected
-from fl_dp.plan import RecordPlan
-
-RECORDS = RecordPlan(
-    budget=PrivacyBudget(epsilon=2.0, delta=1e-4),
-    noise_multiplier=4.0,
-    sampling_rate=0.1,
-    steps=3,
-    participations=2,
-    clipping_norm=1.0,
-)
 
 
 def test_every_entry_is_shown(tmp_path: Path) -> None:

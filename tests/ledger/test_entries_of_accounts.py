@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounts import CAP, forged, plan_of, spend
+from accounts import CAP, RECORDS, forged, plan_of, spend
 from kind_trainings import PLANS
 
 from fl_dp import PrivacyBudget, PrivacyLedger
@@ -29,18 +29,9 @@ from fl_dp.ledger import (
 )
 from fl_dp.ledger.account import AccountState
 from fl_dp.option_errors import OptionError
-from fl_dp.plan import RecordPlan
 from fl_dp.plan.ceiling import Neighbours, joint_ceiling
 from fl_dp.statement import privacy_statement
 
-RECORDS = RecordPlan(
-    budget=PrivacyBudget(epsilon=2.0, delta=1e-4),
-    noise_multiplier=4.0,
-    sampling_rate=0.1,
-    steps=3,
-    participations=2,
-    clipping_norm=1.0,
-)
 RECORD = Neighbours(unit="record", relation=NeighboringRelation.ZERO_OUT)
 CLIENT = replace(RECORD, unit="client")
 

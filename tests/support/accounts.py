@@ -14,8 +14,17 @@ from flat_plans import calibrated_plan
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger.entries import next_entry
+from fl_dp.plan import RecordPlan
 
 CAP = PrivacyBudget(epsilon=8.0, delta=1e-3)
+RECORDS = RecordPlan(
+    budget=PrivacyBudget(epsilon=2.0, delta=1e-4),
+    noise_multiplier=4.0,
+    sampling_rate=0.1,
+    steps=3,
+    participations=2,
+    clipping_norm=1.0,
+)
 
 
 def plan_of(epsilon: float, *, delta: float = 2.5e-4, rounds: int = 3, **changes: Any) -> Plan:
