@@ -298,9 +298,11 @@ def enter_without_plan(
 def in_words(run_account: RunAccount | None, settings: Settings) -> str:
     """Return which account a run is entered in, what it adds up to, and what is left."""
     if run_account is None:
-        whose = "its data are public" if not settings.task.is_own else "its nodes' data are theirs"
+        reason = "its data are public"
+        if settings.task.is_own:
+            reason = "its nodes' data are theirs"
         return (
-            f"Account: none, as {whose}: nothing adds this run's budget to that of another; "
+            f"Account: none, as {reason}: nothing adds this run's budget to that of another; "
             "privacy.account=NAME does"
         )
     ledger = run_account.read()
@@ -316,10 +318,12 @@ def _standing(ledger: AccountLedger) -> str:
     delta = delta_rounded_up(terms.delta)
     totals = "without any promise"
     if not account.unprotected:
-        known = account.total(account.neighbours)
-        shown = {account.neighbours: known} if math.isfinite(known) else account.totals()
+        own_total = account.total(account.neighbours)
+        totals_by_unit = {account.neighbours: own_total}
+        if math.isinf(own_total):
+            totals_by_unit = account.totals()
         numbers: list[str] = []
-        for neighbours, total in shown.items():
+        for neighbours, total in totals_by_unit.items():
             number = f"epsilon {rounded_up(total)} at delta {delta}"
             if math.isinf(total):
                 number = "no number"
@@ -352,7 +356,7 @@ def _file_beside(folder: Path, settings: Settings) -> str:
     if own is not None:
         return str(own)
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    files = (folder / f"{each}{SUFFIX}" for each in names)
+    files = (folder / f"{stem}{SUFFIX}" for stem in names)
     return str(next(file for file in files if not is_of_somebody(file)))
 
 

@@ -33,6 +33,20 @@ def accounts_in_words(jobs: Jobs) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def lost_totals(jobs: Jobs) -> list[str]:
+    """Return a warning for each account that a run without a promise leaves without a total."""
+    lines: list[str] = []
+    for job in jobs.trainings:
+        run_account = run_account_of(job)
+        if job.resumed or run_account is None or job.plan is not None:
+            continue
+        lines.append(
+            f"privacy=none: once it has begun, the account {run_account.location} has no total "
+            "any more, for good, as nothing bounds what this run tells of its people"
+        )
+    return list(dict.fromkeys(lines))
+
+
 def require_room(jobs: Jobs) -> None:
     """Check that the accounts have room for what is not begun, before anything starts.
 

@@ -117,7 +117,7 @@ def _prepare(jobs: Jobs) -> Jobs:
     """
     from fl_dp.app.cautions import cautions, cautions_of_data
 
-    from .accounts import accounts_in_words, require_room
+    from .accounts import accounts_in_words, lost_totals, require_room
     from .jobs import prepare
 
     count = len(jobs.trainings)
@@ -140,6 +140,8 @@ def _prepare(jobs: Jobs) -> Jobs:
         warn(text)
     jobs = replace(jobs, trainings=tuple(prepared))
     require_room(jobs)
+    for text in lost_totals(jobs):
+        warn(text)
     for text in accounts_in_words(jobs):
         note(text)
     return jobs

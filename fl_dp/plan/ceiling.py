@@ -96,6 +96,8 @@ def joint_ceiling(plans: tuple[Plan, ...], neighbours: Neighbours) -> float:
     relations = {_relation_of(plan, neighbours) for plan in plans}
     if None in relations or any(isinstance(plan.sampling, OwnRatesSampling) for plan in plans):
         return math.inf
+    if len(relations) > 1:
+        return math.inf  # plans of several units: no one relation bounds them all
     replaced = all(plan.neighboring_relation is NeighboringRelation.REPLACE_ONE for plan in plans)
     if replaced and NeighboringRelation.ZERO_OUT in relations:
         relations.add(NeighboringRelation.REPLACE_ONE)  # zero is one way to be replaced

@@ -187,6 +187,7 @@ def test_a_baseline_without_noise_leaves_no_total(tmp_path: Path, people: list[s
     assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
     result = call("run", *people, "run_name=b", "privacy=none")
     assert result.exit_code == 0, result.stderr
+    assert "has no total any more, for good" in said_on_stderr(result)
     assert "all 2 runs: without any promise" in " ".join(result.stdout.split())
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"a": 2.0, "b": None}

@@ -180,6 +180,12 @@ def test_plans_of_different_neighbours_are_not_joined(tmp_path: Path) -> None:
             enter_sweep(tmp_path / "people.db", "sweep", {"a": plan_of(1.0), "b": other})
 
 
+def test_no_one_relation_bounds_plans_of_several_units() -> None:
+    of_clients, of_records = plan_of(1.0), PLANS["distributed_records"]().calibrated()
+    assert of_records.unit == "record"
+    assert math.isinf(joint_ceiling((of_clients, of_records), RECORD))
+
+
 @pytest.mark.parametrize("kind", sorted(PLANS))
 def test_of_any_kind_one_plan_is_joined_at_its_own_ceiling(kind: str) -> None:
     plan = PLANS[kind]().calibrated()
