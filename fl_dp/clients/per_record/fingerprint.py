@@ -51,8 +51,8 @@ def fingerprint_of_files(folder: str | Path) -> str:
         OSError: A file can't be read.
     """
     total = 0
-    place = Path(folder)
-    for file in [place] if place.is_file() else sorted(filter(Path.is_file, place.rglob("*"))):
+    given = Path(folder)
+    for file in [given] if given.is_file() else sorted(filter(Path.is_file, given.rglob("*"))):
         status = file.stat()
         digest = _digest(file, status.st_size, status.st_mtime_ns)
         total += int.from_bytes(digest, "big")
