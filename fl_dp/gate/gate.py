@@ -98,7 +98,7 @@ class Ruling:
     Attributes:
         answer_after: Seconds until the answer leaves. None: at once, and no app is asked.
         answer: Returns the answer around a handler, which hands the message to the app.
-        once: Whether the message is for the one app that the owner names; see `Site.ask`.
+        once: Whether the message is for the one app that the owner names; see `Site.offer`.
         once_sent: Work that is left to do when the answer has left.
     """
 
@@ -234,6 +234,17 @@ class Gate:
             return reply
 
         return introduce
+
+
+def welcome_in(asked: Message, answer: Message) -> NodeIdentity | None:
+    """The introduction by which a server may begin its run. None: the answer is none."""
+    if asked.metadata.message_type != f"{MessageType.QUERY}.{IDENTITY_ACTION}":
+        return None
+    if answer.has_error():
+        return None
+    (config,) = answer.content.config_records.values()
+    identity = NodeIdentity.from_config(config)
+    return None if identity.refuses else identity
 
 
 def _has_instruction(asked: Message) -> bool:

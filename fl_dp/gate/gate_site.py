@@ -49,11 +49,19 @@ class Site(Protocol):
     def keep(self, run_id: int, run: RunOfServer) -> None:
         """Let the SuperNode have a run and its bundle."""
 
-    def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
-        """Hand a message to the app with another content, and return its reply.
+    def offer(self, asked: Message, content: RecordDict, *, once: bool) -> None:
+        """Hand a message to the app with another content; the one before has been ended.
 
-        `once`: it is for the one app that the owner names. No second SuperNode gets it, as that
-        would train twice, and none of the server's texts. `until` is a time of `fl_dp.clock`.
+        `once`: no second SuperNode gets it, and none of the server's texts does. A training of the
+        one app that the owner names would train twice.
+        """
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether the app has replied."""
+
+    def reply(self, until: float) -> Message:
+        """End the offer with the app's reply, for which it waits until a time of `fl_dp.clock`.
 
         Raises:
             TimeoutError: There is none in time.
@@ -70,7 +78,7 @@ class Offer:
     """
 
     def __init__(self, asked: Message, content: RecordDict, *, once: bool) -> None:
-        """Offer a message with another content; see `Site.ask`."""
+        """Offer a message with another content; see `Site.offer`."""
         self.parts: Parts = handed_to_app(asked, content, bare=once)
         self.bounds = bounds_of_reply(self.parts.tree.object_id, self.parts.contents)
 
@@ -111,6 +119,7 @@ class SiteAtSocket:
         self._offered: tuple[FrameKind, list[bytes]] = (FrameKind.OVER, [])
         self._most = NO_MESSAGE  # of all offers, as a reply may come late
         self._reply: list[bytes] | None = None
+        self._arrived = -1  # readable once there is a reply
         self._signal: int | None = None
         self._out: queue.Queue[list[bytes] | None] | None = None
         file.unlink(missing_ok=True)
@@ -126,21 +135,33 @@ class SiteAtSocket:
             self._runs[run_id] = [run.run.SerializeToString(), run.fab.SerializeToString()]
             self._send(FrameKind.RUN, run_id, self._runs[run_id])
 
-    def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
-        """As `Site.ask`."""
+    def offer(self, asked: Message, content: RecordDict, *, once: bool) -> None:
+        """As `Site.offer`."""
         offer = Offer(asked, content, once=once)
         arrived, signal = os.pipe()
         with self._lock:
             self._number += 1
-            self._offer, self._reply, self._signal = offer, None, signal
+            self._offer, self._reply = offer, None
+            self._arrived, self._signal = arrived, signal
             self._offered = FrameKind.OFFER_ONCE if once else FrameKind.OFFER, offer.pieces()
             self._most = Bounds(*map(max, self._most, offer.bounds))
             self._send(self._offered[0], self._number, self._offered[1])
+
+    @property
+    def has_reply(self) -> bool:
+        """As `Site.has_reply`."""
+        with self._lock:
+            return self._reply is not None
+
+    def reply(self, until: float) -> Message:
+        """As `Site.reply`."""
+        offer = self._offer
+        assert offer is not None  # one has been made
         try:
-            in_time = clock.readable(arrived, until - clock.now())
+            in_time = clock.readable(self._arrived, until - clock.now())
         finally:
             reply = self._close_offer()
-            os.close(arrived)
+            os.close(self._arrived)
         if not in_time or reply is None:
             self._abandon()
             raise TimeoutError(LATE)

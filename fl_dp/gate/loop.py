@@ -20,8 +20,9 @@ from fl_dp.clients.owner.running_app import RunningApp
 from fl_dp.protocol.flower_compat import ErrorCode, bundle_name_and_version
 from fl_dp.user_code import Contained
 
+from .app_starts import AppStarts
 from .flower_wire import Parts, config_of_run, message_of
-from .gate import PULLS, Gate, Ruling
+from .gate import PULLS, Gate, Ruling, welcome_in
 from .gate_site import Site
 from .judged_run import JudgedRun
 from .kept import Keeper, KeptMessage
@@ -57,6 +58,7 @@ class GateLoop:
     def __init__(self, link: Link, site: Site, gate: Gate, keeper: Keeper) -> None:
         """Start the grid now; the link has joined."""
         self._link, self._site, self._gate, self._keeper = link, site, gate, keeper
+        self._starts = AppStarts(site)
         self._start = clock.now()
         self._busy_until = self._start
         self._runs: dict[int, JudgedRun] = {}  # as first received
@@ -83,6 +85,7 @@ class GateLoop:
 
     def step(self) -> None:
         """Wait for the next instant of the grid; pull a message then, and answer it."""
+        self._starts.look()
         now = max(clock.now(), self._busy_until)
         tick = self._start + PULLS * (math.floor((now - self._start) / PULLS) + 1)
         clock.sleep(tick - clock.now())
@@ -124,7 +127,9 @@ class GateLoop:
             was_asked = True
             assert ruling.answer_after is not None  # set for messages that may reach an app
             until = work.due - (1.0 - _OF_THE_APP) * ruling.answer_after
-            return self._site.ask(asked, message.content, once=ruling.once, until=until)
+            self._starts.end(latest=(work.began + until) / 2.0)
+            self._site.offer(asked, message.content, once=ruling.once)
+            return self._site.reply(until)
 
         answer = ruling.answer(ask)
         if was_asked or (ruling.answer_after is not None and not answer.has_error()):
@@ -145,6 +150,10 @@ class GateLoop:
             with Contained("marks of what has ended stay, and the run is over for this site"):
                 for rest in ruling.once_sent:
                     rest()
+            if (introduction := welcome_in(asked, answer)) is not None:
+                assert introduction.answer_after is not None  # a gate tells it
+                app = self._runs[asked.metadata.run_id].app
+                self._starts.begin(asked, app, _OF_THE_APP * introduction.answer_after)
         self._keeper.remove()
 
     def _wait_for_a_step(self, began: float) -> None:

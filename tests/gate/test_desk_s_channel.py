@@ -94,7 +94,8 @@ class Asked:
 
         def ask() -> None:
             try:
-                ended: Any = here.ask(self.message, content, once=once, until=clock.now() + 60.0)
+                here.offer(self.message, content, once=once)
+                ended: Any = here.reply(clock.now() + 60.0)
             except Exception as error:
                 ended = error
             self._ended.put(ended)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.serde import run_to_proto
 from flwr.supercore.run import Run
 from node_charges import charges_of
@@ -234,12 +234,16 @@ class PlayedSuperNode:
 
     Attributes:
         seen: Messages that the app got.
+        started: Queries that the app got, which no answer leaves of.
+        starts: What answers those, as Flower where the app does not know them.
         desk: What it calls.
         refused: Names of the calls that the desk refused.
     """
 
     def __init__(self, app: App) -> None:
         self.app, self.seen, self.refused = app, list[Message](), list[str]()
+        self.started = list[Message]()
+        self.starts: App = knows_no_query
         self._replies: dict[int, list[bytes]] = {}
         self.desk = Desk(self._replies.__setitem__)
         self.desk.take(Frame(FrameKind.NODE, NODE, []))
@@ -249,19 +253,24 @@ class PlayedSuperNode:
         pieces = [run.run.SerializeToString(), run.fab.SerializeToString()]
         self.desk.take(Frame(FrameKind.RUN, run_id, pieces))
 
-    def ask(self, asked: Message, content: RecordDict, *, once: bool, until: float) -> Message:
-        offer = Offer(asked, content, once=once)
-        self._number += 1
+    def offer(self, asked: Message, content: RecordDict, *, once: bool) -> None:
+        self._offer, self._number = Offer(asked, content, once=once), self._number + 1
         kind = FrameKind.OFFER_ONCE if once else FrameKind.OFFER
-        self.desk.take(Frame(kind, self._number, offer.pieces()))
+        self.desk.take(Frame(kind, self._number, self._offer.pieces()))
         for _ in range(_AS_OFTEN):
             if self.desk.has_news():
                 self.work()
+
+    @property
+    def has_reply(self) -> bool:
+        return self._number in self._replies
+
+    def reply(self, until: float) -> Message:
         self.desk.take(Frame(FrameKind.OVER, self._number, []))
-        if self._number not in self._replies:
+        if not self.has_reply:
             clock.sleep(until - clock.now())
             raise TimeoutError(LATE)
-        return offer.reply(self._replies[self._number])
+        return self._offer.reply(self._replies[self._number])
 
     def call(self, name: str, **fields: Any) -> Any:
         """Make a call; return None if it is refused."""
@@ -286,8 +295,9 @@ class PlayedSuperNode:
         self.call("confirm-message-received", message_object_id=shell.metadata.message_id)
         message = inflated(tree, contents)
         give_id(message, shell.metadata.message_id)
-        self.seen.append(message)
-        for reply in self.app(message):
+        is_query = message.metadata.message_type.startswith("query")
+        (self.started if is_query else self.seen).append(message)
+        for reply in self.starts(message) if is_query else self.app(message):
             self.send(reply)
 
     def send(self, reply: Message | Parts) -> None:
@@ -406,6 +416,13 @@ class Gates:
         give_id(message, asked)
         content = answer.error if answer.has_error() else answer.content
         return Message(content, reply_to=message)
+
+
+def knows_no_query(message: Message) -> Iterable[Message | Parts]:
+    """What Flower replies for an app that it has loaded."""
+    _, _, action = message.metadata.message_type.partition(".")
+    reason = f"<class 'ValueError'>:<'No query function registered with name '{action}''>"
+    yield Message(Error(2, reason), reply_to=message)
 
 
 def replying(content: Callable[[Message], dict[str, Any]]) -> App:
