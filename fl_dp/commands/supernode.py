@@ -150,12 +150,10 @@ def _link_options(options: list[str]) -> tuple[LinkOptions, list[str]]:
     Raises:
         ValueError: No SuperLink is named.
     """
+    from fl_dp.app.local.local_supernode import superlink_parser
     from fl_dp.gate.gated_supernode import LinkOptions
 
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument(_SUPERLINK)
-    parser.add_argument("--insecure", action="store_true")
-    parser.add_argument("--root-certificates", type=Path)
+    parser = superlink_parser()
     parser.add_argument(_KEY, type=Path)
     try:
         own, others = parser.parse_known_args(options)

@@ -8,15 +8,12 @@ desk is the SuperLink.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +34,11 @@ from .kept import Keeper
 from .link import HEARTBEAT, Link, LinkLost, LinkRefused, NodeKey, NotReached, SignedPost
 from .loop import GateLoop
 from .policy import GatePolicy
+from .tied import Tied
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _AGAIN = 1.0  # seconds until a process that ended is started again
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +146,14 @@ class KeptUp:
     def __init__(self, command: Sequence[str], inherited: Sequence[int] = ()) -> None:
         """Start a command, with file descriptors of this process."""
         self._command, self._inherited = command, inherited
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Tied | None = None
         self._is_over = False
         # In one thread for good: the child gets a signal when that thread ends.
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while not self._is_over:
-            self._child = subprocess.Popen(
-                self._command,
-                start_new_session=True,
-                pass_fds=self._inherited,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-            )
+            self._child = Tied(self._command, start_new_session=True, pass_fds=self._inherited)
             status = self._child.wait()
             self.kill()
             if not self._is_over:
@@ -182,10 +174,6 @@ class KeptUp:
         """Kill it for good."""
         self._is_over = True
         self.kill()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

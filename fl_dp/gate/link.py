@@ -11,7 +11,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,9 @@ from .flower_wire import (
     push,
     shell_of,
 )
+from .superlink_signs import LinkLost as LinkLost
+from .superlink_signs import NotReached as NotReached
+from .superlink_signs import Signs, connection_to, http_answer
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -41,21 +44,12 @@ Post = Callable[[str, bytes], bytes]
 """Makes one call, by the last part of its path, with a request's bytes."""
 
 _AGAIN = 3.0  # seconds until a call is made again
-_PATIENCE = 60.0  # seconds for an answer
 _BUSY = (502, 503, 504)
 _UNKNOWN_NODE = 401
 
 
-class NotReached(Exception):
-    """Nobody answers, or the SuperLink has no time."""
-
-
 class LinkRefused(Exception):
     """The SuperLink refuses a call."""
-
-
-class LinkLost(Exception):
-    """The SuperLink knows this node no more, or can't be trusted: its operator has to act."""
 
 
 class NodeKey:
@@ -90,7 +84,7 @@ class NodeKey:
 
     def headers(self) -> dict[str, str]:
         """What authenticates a call now."""
-        stamp = datetime.now(UTC).isoformat()
+        stamp = datetime.fromtimestamp(clock.date(), UTC).isoformat()
         signature = self._key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
         return {
             "flwr-public-key": b64encode(self.public).decode(),
@@ -100,15 +94,22 @@ class NodeKey:
 
 
 class SignedPost:
-    """Calls over HTTP, from several threads, each signed."""
+    """Calls over HTTP, from several threads, each signed.
+
+    Attributes:
+        signs: What the last answer told of the SuperLink; None: there was none.
+        seen: When that was, in seconds since 1970.
+    """
 
     def __init__(self, address: str, key: NodeKey, trust: ssl.SSLContext | None) -> None:
         """Call the SuperLink at `host:port`; `trust` None: without TLS."""
         self._address, self._key, self._trust = address, key, trust
         self._idle: list[HTTPConnection] = []
+        self.signs: Signs | None = None
+        self.seen = 0.0
 
     def __call__(self, name: str, body: bytes) -> bytes:
-        """Make one call.
+        """Make one call. What the first answer tells of the SuperLink is logged.
 
         Raises:
             NotReached: Nobody answers.
@@ -121,31 +122,23 @@ class SignedPost:
                 return self._called(self._idle.pop(), name, body)
             except (NotReached, IndexError):
                 continue
-        return self._called(self._connection(), name, body)
-
-    def _connection(self) -> HTTPConnection:
-        if self._trust is None:
-            return HTTPConnection(self._address, timeout=_PATIENCE)
-        return HTTPSConnection(self._address, timeout=_PATIENCE, context=self._trust)
+        return self._called(connection_to(self._address, self._trust), name, body)
 
     def _called(self, connection: HTTPConnection, name: str, body: bytes) -> bytes:
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE} | self._key.headers()
-        try:
-            connection.request("POST", FLEET + name, body, headers)
-            response = connection.getresponse()
-            content = response.read()
-        except ssl.SSLCertVerificationError as error:
-            raise LinkLost(f"the SuperLink's certificate is not trusted: {error}") from error
-        except (OSError, HTTPException) as error:
-            connection.close()
-            raise NotReached(f"{error!r}") from error
+        status, content, signs = http_answer(connection, "POST", FLEET + name, body, headers)
         self._idle.append(connection)
-        if response.status in _BUSY:
-            raise NotReached(f"status {response.status}")
-        if response.status == 200:
+        if status in _BUSY:
+            raise NotReached(f"status {status}")
+        if self.signs is None:
+            for line in signs.cautions():
+                logger.warning("%s", line)
+        self.signs, self.seen = signs, clock.date()
+        if status == 200:
             return content
-        reason = f"status {response.status}: {content[:200]!r}"
-        if response.status == _UNKNOWN_NODE:
+        reason = f"status {status}: {content[:200]!r}"
+        if status == _UNKNOWN_NODE:
+            signs.require_clock()
             raise LinkLost(
                 f"the SuperLink refuses this node ({reason}): register its key there, and compare "
                 "the clocks of both machines"

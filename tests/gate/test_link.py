@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from gated_site import NODE, RUN, Server
 from owned_clock import OwnedClock
 
+from fl_dp import clock
 from fl_dp.gate.link import Link, LinkLost, LinkRefused, NodeKey, NotReached, SignedPost
 from fl_dp.protocol.flower_compat import be_in_a_run
 
@@ -48,7 +51,7 @@ def served(answer: Answering, trust: ssl.SSLContext | None = None) -> Iterator[s
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if trust is not None:
         server.socket = trust.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_address[1]}"
     finally:
@@ -130,7 +133,8 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
         post("get-run", b"")
 
 
-def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
+def certificate(folder: Path, *, ends: float = 1.0) -> tuple[Path, ssl.SSLContext]:
+    """An authority's certificate that is its server's, too, and ends in so many days."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
@@ -140,8 +144,8 @@ def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - timedelta(days=3))
+        .not_valid_after(now + timedelta(days=ends))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -167,6 +171,64 @@ def test_a_server_whose_certificate_is_not_trusted_gets_no_call(tmp_path: Path) 
         assert called == []
         trust = ssl.create_default_context(cafile=roots)
         assert SignedPost(near, NodeKey(), trust)("get-run", b"") == b"answer"
+
+
+def test_a_certificate_that_has_expired_ends_the_node_with_a_word(tmp_path: Path) -> None:
+    roots, of_server = certificate(tmp_path, ends=-0.1)
+    with (
+        served(lambda handler, path, body: (200, b"answer"), of_server) as address,
+        pytest.raises(LinkLost, match="has expired: its operator has to renew it"),
+    ):
+        trust = ssl.create_default_context(cafile=roots)
+        SignedPost(address.replace("127.0.0.1", "localhost"), NodeKey(), trust)("get-run", b"")
+
+
+@pytest.mark.parametrize(
+    ("ends", "ahead", "said"),
+    [
+        (29.5, 0.0, ["certificate ends on"]),
+        (30.5, 0.0, []),
+        (30.5, 4.0, ["clock is 2 s ahead of"]),  # at least: a server tells whole seconds
+        (29.5, -100.0, ["certificate ends on", "s behind the SuperLink's"]),
+    ],
+)
+def test_a_near_end_of_a_certificate_and_a_wrong_clock_are_said_once_at_the_start(
+    ends: float,
+    ahead: float,
+    said: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = round(time.time())
+    monkeypatch.setattr(clock, "date", lambda: now + ahead + 0.5)
+    roots, of_server = certificate(tmp_path, ends=ends)
+
+    def answer(handler: BaseHTTPRequestHandler, path: str, body: bytes) -> tuple[int, bytes]:
+        handler.date_time_string = lambda *told: formatdate(now, usegmt=True)  # type: ignore[method-assign]  # the server's clock
+        return 200, b"answer"
+
+    with served(answer, of_server) as address:
+        trust = ssl.create_default_context(cafile=roots)
+        post = SignedPost(address.replace("127.0.0.1", "localhost"), NodeKey(), trust)
+        for _ in range(2):
+            post("get-run", b"")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(said)
+    assert all(text in line for text, line in zip(said, lines, strict=True))
+    assert post.signs is not None
+    assert post.signs.certificate_ends == pytest.approx(time.time() + ends * 86400, abs=60)
+
+
+def test_a_clock_that_is_an_hour_off_is_why_each_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "date", lambda: time.time() + 3600.0)
+    with (
+        served(lambda handler, path, body: (401, b"why")) as address,
+        pytest.raises(LinkLost, match=r"clock is 3,[56]\d\d s ahead of .* by NTP"),
+    ):
+        SignedPost(address, NodeKey(), None)("get-run", b"")
 
 
 def test_a_call_is_made_again_for_as_long_as_nobody_answers(owned: OwnedClock) -> None:
