@@ -149,7 +149,7 @@ def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Add the folder to the error of a full disk or quota, which itself names no path.
+    """Say in the error of a full disk or quota, which itself names no path, what to do.
 
     Raises:
         StorageUnavailable: The disk or quota is full.
@@ -160,8 +160,10 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        file = error.filename or str(folder)
-        raise StorageUnavailable(error.errno, error.strerror, file) from error
+        file = error.filename or folder
+        raise StorageUnavailable(
+            f"{file} can't be written ({error.strerror}): make room on its disk"
+        ) from error
 
 
 def write_text(file: Path, text: str, *, public: bool = False) -> None:

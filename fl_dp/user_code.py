@@ -198,15 +198,23 @@ class Contained:
         failure: The block's exception. None: there was none.
     """
 
-    def __init__(self, message: str | None = None, *values: object) -> None:
+    def __init__(
+        self,
+        message: str | None = None,
+        *values: object,
+        expected: tuple[type[Exception], ...] = (),
+    ) -> None:
         """Set what is logged of a failure.
 
         Args:
             message: A `logging` format for `values`. None: nothing is logged.
             values: Must not depend on a record's content.
+            expected: Exceptions whose text says all: they are logged without a traceback, as is
+                a full disk.
         """
         self.failure: BaseException | None = None
         self._message, self._values = message, values
+        self._told_in_one_line: tuple[type[Exception], ...] = (StorageUnavailable, *expected)
 
     def __enter__(self) -> Self:
         """Return the block, for its `failure`."""
@@ -223,7 +231,7 @@ class Contained:
             return False
         self.failure = failure
         if self._message is not None:
-            if isinstance(failure, StorageUnavailable):
+            if isinstance(failure, self._told_in_one_line):
                 logger.error(f"{self._message}: %s", *self._values, failure)
             else:
                 logger.error(self._message, *self._values, exc_info=failure)

@@ -106,7 +106,7 @@ class Meaning(NamedTuple):
 _REFUSED_SUMS = {
     "stale": "it has answered that sum, or a later one",
     "terms": "its terms are not what the node was sent, or contradict themselves",
-    "directory": "it knows another directory of keys",
+    "directory": "it has not taken this run's keys: an earlier line, or its log, says why",
     "policy": "its owner does not allow such a sum",
     "view": "members were told of other repliers",
     "thin": "too few neighbours replied",
@@ -123,10 +123,7 @@ _KNOWN_REASONS = (
     (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
     *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
     (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
-    (
-        r"^(Ledger|Storage)Unavailable$",
-        Meaning("its ledger can't be read or written, see its log", lasting=False),
-    ),
+    (r"^StorageUnavailable$", Meaning("this node can't answer, its log says why", lasting=False)),
     (r"^LedgerCorrupted$", Meaning("its ledger is not as it wrote it, see its log")),
     (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
     *(

@@ -21,6 +21,8 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.files import StorageUnavailable
 from fl_dp.protocol.failures import reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, Mod
 from fl_dp.protocol.instruction import RoundInstruction
@@ -39,7 +41,8 @@ from .client_noise import with_noise
 from .coins import coins_mod
 from .identity import ArraysFn, identity_handler
 from .owner.deadline import deadline_mod
-from .owner.node_policy import node_policy_mod
+from .owner.node_config import NodeConfigError
+from .owner.node_policy import PolicyRefusal, node_policy_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, metrics_in, only_record
@@ -239,7 +242,7 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
     def answer(message: Message, context: Context) -> Message:
         line = unless_simulated("the client failed; the server is told only the kind of error")
         with noted_failures() as noted:
-            with Contained(line) as attempt:
+            with Contained(line, expected=_REFUSALS) as attempt:
                 reply = handler(message, context)
                 for failure in noted[:1]:
                     failure.attach_to(reply)
@@ -253,8 +256,13 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
     return answer
 
 
+_REFUSALS = (PolicyRefusal, Refused, NodeConfigError, PrivacyBudgetExhausted)
+
+
 def _kind_of(failure: BaseException | None) -> str:
-    """The part of a failure that a server may know."""
+    """The part of a failure that a server may know: not which of the node's disks has failed."""
+    if isinstance(failure, StorageUnavailable):
+        return StorageUnavailable.__name__
     kind = type(failure).__name__
     if isinstance(failure, Refused):  # its code is one of a few words, and depends on no data
         return f"{kind} {failure.code}"

@@ -105,12 +105,12 @@ class GateLoop:
             came, began = clock.date(), tick + _STEPS * _steps(clock.now() - tick)
             ruling = self._gate.judge(asked, judged, came=came)
             wait = ruling.answer_after or 0.0
-            self._keeper.put(KeptMessage(parts, came, came + wait))
+            self._keep(KeptMessage(parts, came, came + wait))
             work = _Work(asked=asked, ruling=ruling, began=began, due=began + wait)
         except (LinkLost, LinkRefused):
             raise
         except Exception:  # hostile bytes may make Flower raise anything
-            logger.exception("a message can't be read or kept, and is refused")
+            logger.exception("a message can't be read, and is refused")
         self._wait_for_a_step(tick)
         self._link.confirm(shell)
         if work is None:
@@ -118,6 +118,13 @@ class GateLoop:
             self._link.push(Message(refused, reply_to=shell))
         else:
             self._answer(work)
+
+    def _keep(self, message: KeptMessage) -> None:
+        """Keep a message, if there is room: the server must not hear of a disk that apps fill."""
+        try:
+            self._keeper.put(message)
+        except OSError as error:
+            logger.error("%s; only if this gate is killed now, a message stays unanswered", error)
 
     def _answer(self, work: _Work) -> None:
         asked, ruling, was_asked = work.asked, work.ruling, False

@@ -32,6 +32,7 @@ from fl_dp.clients.secure_node import secure_node_handlers
 from fl_dp.clients.secure_sum_client import secure_sum_mod
 from fl_dp.clients.unfinished_participation import RunIsOver, UnfinishedParticipation
 from fl_dp.codec import encode_text
+from fl_dp.files import StorageUnavailable
 from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import Mod
@@ -380,6 +381,8 @@ class RecordWay(Way):
                 present_host().once_sent(mark.remove)
             except (PrivacyBudgetExhausted, RunIsOver) as over:
                 logger.info("%s; this site contributes nothing", over)
+            except StorageUnavailable as unavailable:
+                logger.error("%s; this site contributes nothing", unavailable)
         arrays = layout.merge(layout.unflatten(sent), model)
         metrics = MetricRecord({"num-examples": 1})
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)

@@ -324,11 +324,9 @@ def test_a_sum_after_one_that_found_no_room_for_a_ledger_is_charged(
     with monkeypatch.context() as patch:
         patch.setattr(ledger_store, "_connect", full)
         refused = federation.train(number=1)
-    assert code(refused) == "LedgerUnavailable"
+    assert code(refused) == "StorageUnavailable"  # not which of the node's disks it is
     meaning = meaning_of(refused.error)
-    assert (
-        meaning is not None and meaning.text == "its ledger can't be read or written, see its log"
-    )
+    assert meaning is not None and meaning.text == "this node can't answer, its log says why"
     lines = [record for record in caplog.records if "is full" in record.getMessage()]
     assert lines and not any(record.exc_info for record in lines)  # one line each
     assert not any("Traceback" in (record.exc_text or "") for record in caplog.records)

@@ -51,11 +51,16 @@ def refusal(here: Site) -> str:
         f"query.{OPEN_ACTION}",
     ],
 )
-def test_what_no_mod_makes_anew_is_closed(site: Any, kind: str) -> None:
+def test_what_no_mod_makes_anew_is_closed_and_told_in_one_line(
+    site: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     here = site(adding(0.0))
     here.server.ask(kind, {"arrays": RECORD, "config": ConfigRecord({})})
     here.step()
     assert refusal(here) == "PolicyRefusal"
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "PolicyRefusal" not in line.getMessage() and "what it returns" in line.getMessage()
+    assert line.exc_info is None
 
 
 def noise(
