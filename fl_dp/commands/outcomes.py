@@ -1,69 +1,39 @@
-"""Result of one training, read from its folder: for the summary, and for `results.csv`."""
+"""Result of one training, read from its folder."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fl_dp.terminal.results import Result
-    from fl_dp.terminal.summary import RunSummary
 
     from .jobs import Job, Jobs
 
 
-def summary_of(job: Job) -> RunSummary:
-    """Return the summary of a finished training, for people."""
+def result_of(job: Job, seconds: float | None) -> Result:
+    """Return the result of a finished training; `seconds` is None if unknown."""
     from fl_dp.guarantee import Guarantee
-    from fl_dp.terminal.summary import RunSummary
+    from fl_dp.ledger.training import library_versions
+    from fl_dp.terminal.results import DEFAULT, Result, least_noise, noise_of_mean
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
     records = statement.get("records")
-    variant = job.variant
-    if job.axis_value is not None:
-        variant = f"{variant} at {job.axis_value}"
-    return RunSummary(
-        path=str(job.path),
-        variant=variant,
-        rounds=statement["rounds"],
-        test_accuracy=last.get("test_accuracy"),
-        test_metrics=_metrics(last),
-        measured_on=job.settings.task.measured_on,
-        promise=Guarantee.stated(statement),
-        of_records=None if records is None else Guarantee.stated(records),
-        spent_in_rounds=last["epsilon"] if job.folder.private_metrics.is_file() else None,
-        bytes_down=last.get("bytes_down"),
-        bytes_up=last.get("bytes_up"),
-    )
-
-
-def result_of(job: Job, seconds: float | None) -> Result:
-    """Return a finished training as a line of `results.csv`; `seconds` is None if unknown."""
-    from fl_dp.guarantee import Guarantee
-    from fl_dp.ledger.training import library_versions
-    from fl_dp.terminal.results import Result, least_noise, noise_of_mean
-
-    statement = job.folder.read_statement()
-    last = job.folder.read_metrics()[-1]
-    promise = Guarantee.stated(statement)
     if seconds is not None:
         seconds = round(seconds, 1)
     # A run without a promise computes no privacy number, so its statement names no versions.
     versions = statement.get("versions") or library_versions()
     return Result(
-        cell=job.path.name,
-        curve=job.variant or "default",
+        path=str(job.path),
+        curve=job.variant or DEFAULT,
         x=job.axis_value,
         seed=job.settings.seed,
         accuracy=last.get("test_accuracy"),
         loss=last["test_loss"],
         measured_on=job.settings.task.measured_on,
-        epsilon=math.inf if promise.epsilon is None or promise.insecure else promise.epsilon,
-        delta=statement["delta"],
-        unit=promise.unit,
-        neighbours=promise.neighbours,
-        against=promise.against,
+        promise=Guarantee.stated(statement),
+        of_records=None if records is None else Guarantee.stated(records),
+        spent_in_rounds=last["epsilon"] if job.folder.private_metrics.is_file() else None,
         noise_multiplier=least_noise(statement),
         noise_of_mean=noise_of_mean(
             statement,
@@ -74,6 +44,8 @@ def result_of(job: Job, seconds: float | None) -> Result:
         seconds=seconds,
         versions=";".join(f"{name} {number}" for name, number in versions.items()),
         metrics=_metrics(last),
+        bytes_down=last.get("bytes_down"),
+        bytes_up=last.get("bytes_up"),
     )
 
 

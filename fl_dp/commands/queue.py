@@ -19,7 +19,7 @@ from .console import doing, fail, warn
 if TYPE_CHECKING:
     from fl_dp.app.local.launch import Engine
     from fl_dp.terminal.progress import CellsLeft, OnRound, ProgressLines
-    from fl_dp.terminal.summary import RunSummary
+    from fl_dp.terminal.results import Result
 
     from .jobs import Job, Jobs
 
@@ -58,11 +58,11 @@ class Queue:
         self._lines: ProgressLines = ProgressLines(console)
         self._free: SimpleQueue[Mapping[str, Engine]] = SimpleQueue()
         self._stopping = threading.Event()
-        self._done: dict[str, RunSummary] = {}
+        self._done: set[str] = set()
         self._results = results_so_far(jobs)
 
-    def work_off(self) -> list[RunSummary]:
-        """Run what is not finished, and return the summary of each training.
+    def work_off(self) -> list[Result]:
+        """Run what is not finished, and return the result of each training.
 
         Raises:
             typer.Exit: If a training failed, or somebody stopped them. What happened is printed,
@@ -98,7 +98,7 @@ class Queue:
                 begun = self._leave_valid() or self._jobs.sweep is not None
                 goes_on = f"; `fl-dp run resume={self._jobs.path}` continues it" if begun else ""
                 fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
-        return [self._done[job.path.name] for job in self._jobs.trainings]
+        return [self._results[job.path.name] for job in self._jobs.trainings]
 
     def _start(self, stack: ExitStack) -> None:
         from fl_dp.app.local.devices import Machine
@@ -175,14 +175,15 @@ class Queue:
         """Read the result of a training, and write the results so far."""
         from fl_dp.terminal.results import write_results
 
-        from .outcomes import result_of, summary_of
+        from .outcomes import result_of
 
         name, seconds = job.path.name, future.result()
-        self._done[name] = summary_of(job)
+        if job.finished and name in self._results:
+            seconds = self._results[name].seconds
+        self._results[name] = result_of(job, seconds)
+        self._done.add(name)
         if self._jobs.sweep is None:
             return
-        if not job.finished or name not in self._results:
-            self._results[name] = result_of(job, seconds)
         names = [job.path.name for job in self._jobs.trainings]
         results = [self._results[name] for name in names if name in self._results]
         write_results(results, self._jobs.results)

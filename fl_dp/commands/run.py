@@ -28,7 +28,7 @@ from .console import (
 from .extras import has_wing
 
 if TYPE_CHECKING:
-    from fl_dp.terminal.summary import RunSummary
+    from fl_dp.terminal.results import Result
 
     from .jobs import Job, Jobs
 
@@ -147,7 +147,7 @@ def _prepare(jobs: Jobs) -> Jobs:
     return jobs
 
 
-def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
+def conclude(runs: Sequence[Result], jobs: Jobs, console: Console) -> None:
     """Show the results of the runs, where everything is, and what comes next."""
     from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_tables
 

@@ -31,7 +31,7 @@ from .console import (
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.terminal.summary import RunSummary
+    from fl_dp.terminal.results import Result
 
     from .jobs import Job
 
@@ -130,7 +130,7 @@ def _check(settings: Settings) -> None:
             check_model(candidate)
 
 
-def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
+def _chosen_and_trained(job: Job, console: Console) -> Result:
     """Let the run choose and then train, both in the run's own ledger."""
     from .jobs import Jobs
     from .queue import Queue
@@ -145,14 +145,14 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
     return summary
 
 
-def _best_of_many(job: Job, console: Console) -> RunSummary:
+def _best_of_many(job: Job, console: Console) -> Result:
     """Train a secret random number of times, and keep only the best training."""
     from fl_dp.app.accounts import SUFFIX
     from fl_dp.app.tuning.choice import TRIALS
     from fl_dp.app.tuning.stopping import Stopped
 
     from .jobs import Job as OneJob
-    from .outcomes import summary_of
+    from .outcomes import result_of
 
     with doing("calibrating the noise of each training"):
         stopped = Stopped.begun(job.folder, job.settings)
@@ -180,7 +180,7 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
         finally:
             # The losers and their number stay secret.
             shutil.rmtree(trials, ignore_errors=True)
-    return replace(summary_of(job), rounds=job.settings.rounds)
+    return replace(result_of(job, None), rounds=job.settings.rounds)
 
 
 def _score(job: Job, console: Console) -> float:

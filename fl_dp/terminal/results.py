@@ -1,4 +1,4 @@
-"""Results of a sweep as a table that programs read: `results.csv`, one line per training."""
+"""Results of trainings, and the table of a sweep's that programs read: `results.csv`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -15,24 +15,26 @@ from fl_dp.tasks.public_scores import NUMBERS, Score
 
 from .sheets import write_sheet
 
+DEFAULT = "default"
+"""Curve of a training that no override distinguishes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One training of a sweep; a line of `results.csv`, where None is an empty field.
+    """One training; every number is public or covered by its promise.
+
+    `results.csv` has a sweep's, one a line, without the last four.
 
     Attributes:
-        cell: The training's folder within the sweep's.
-        curve: The curve on which it lies.
+        path: The training's folder; `cell` is its name within the sweep's.
+        curve: The overrides that distinguish it from its siblings, without the seed, or its curve
+            in an experiment's picture; `default` where there are none.
         x: Its position on the axis: a number, `inf`, or a name; None where there is no axis.
         seed: Seed of partition, first weights and shuffling.
         accuracy: Accuracy of the last model; None where the label is a number.
         loss: Loss of the last model: mean cross-entropy in nats, or mean squared error.
-        measured_on: The public rows of both: `test` or `validation`.
-        epsilon: The epsilon that the statement quotes for all charges; infinite without privacy.
-        delta: The delta of that epsilon.
-        unit: The privacy unit, `client` or `record`; None where nothing is promised.
-        neighbours: The neighbouring relation, for example `zero-out`; None as above.
-        against: The adversary, in a few words; None as above.
+        measured_on: The public rows of both: `test`, or `validation` where settings are chosen.
+        promise: The promise of its statement.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
             least noise; under local noise of one client's message, under DP-SGD of one step.
         noise_of_mean: Noise standard deviation of each coordinate of the mean update, in the same
@@ -41,26 +43,48 @@ class Result:
         seconds: Duration on the machine that ran it; None if it was resumed.
         versions: Versions behind a privacy number, `name version` with semicolons between.
         metrics: Other metrics of the last model on the same rows, one column each.
+        of_records: The promise to each record besides; None where `promise` is all.
+        bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
+        bytes_up: Bytes of the arrays in its reply.
+        spent_in_rounds: Epsilon of the rounds alone, where the last model was measured on clients'
+            rows as well; else None.
     """
 
-    cell: str
-    curve: str
-    x: str | None
+    path: str
+    curve: str = DEFAULT
+    x: str | None = None
     seed: int
     accuracy: float | None
     loss: float
-    measured_on: str
-    epsilon: float
-    delta: float
-    unit: str | None
-    neighbours: str | None
-    against: str | None
-    noise_multiplier: float | None
-    noise_of_mean: float | None
+    measured_on: str = "test"
+    promise: Guarantee
+    noise_multiplier: float | None = None
+    noise_of_mean: float | None = None
     rounds: int
-    seconds: float | None
-    versions: str
+    seconds: float | None = None
+    versions: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    of_records: Guarantee | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    spent_in_rounds: float | None = None
+
+    @property
+    def cell(self) -> str:
+        """The folder's name."""
+        return Path(self.path).name
+
+    @property
+    def variant(self) -> str:
+        """Curve and position, the same for runs that differ in their seed; empty for the usual."""
+        curve = "" if self.curve == DEFAULT else self.curve
+        return curve if self.x is None else f"{curve} at {self.x}"
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon that the statement quotes for all charges; infinite without privacy."""
+        promise = self.promise
+        return math.inf if promise.epsilon is None or promise.insecure else promise.epsilon
 
     def number(self, column: str) -> float | None:
         """Return the number in a column; None where it is empty."""
@@ -75,12 +99,6 @@ class Result:
         return Score.of(self.accuracy, self.metrics, self.measured_on)
 
     @property
-    def promise(self) -> Guarantee | None:
-        """The promise; None where nothing is promised."""
-        guarantee = Guarantee.read(asdict(self))
-        return guarantee if guarantee is not None and guarantee.promises else None
-
-    @property
     def position(self) -> float | None:
         """Its position on the axis as a number; None if it is a name, or there is none."""
         if self.x is None:
@@ -91,17 +109,24 @@ class Result:
             return None
 
 
+_PROMISE = ("delta", "unit", "neighbours", "against")
+_OF_RESULT = ("cell", "curve", "x", "seed", "accuracy", "loss", "measured_on", "epsilon")
+_OF_NOISE = ("noise_multiplier", "noise_of_mean", "rounds", "seconds", "versions")
+_COLUMNS = (*_OF_RESULT, *_PROMISE, *_OF_NOISE)
+
+
 def write_results(results: Iterable[Result], target: Path) -> None:
     """Write `results.csv`, whole or not at all."""
-    names = [field.name for field in fields(Result) if field.name != "metrics"]
-    columns = [*names, *NUMBERS]
-    documents = (asdict(result) | dict(result.metrics) for result in results)
-    rows = ([document.get(name) for name in columns] for document in documents)
-    write_sheet(target, columns, rows, public=True)
+    rows = []
+    for result in results:
+        cells = {name: getattr(result, name) for name in (*_OF_RESULT, *_OF_NOISE)}
+        cells |= {name: getattr(result.promise, name) for name in _PROMISE} | dict(result.metrics)
+        rows.append([cells.get(name) for name in (*_COLUMNS, *NUMBERS)])
+    write_sheet(target, [*_COLUMNS, *NUMBERS], rows, public=True)
 
 
 def read_results(source: Path) -> list[Result]:
-    """Read what `write_results` wrote.
+    """Read what `write_results` wrote; each path is the folder's name.
 
     Raises:
         OSError: If it can't be read.
@@ -110,14 +135,26 @@ def read_results(source: Path) -> list[Result]:
     with source.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     kinds = get_type_hints(Result)
-    readers = {name: _reader(kind) for name, kind in kinds.items() if name != "metrics"}
+    readers = {name: _reader(kinds[name]) for name in _COLUMNS if name in kinds}
     try:
         return [
-            Result(metrics=_metrics(row), **{key: read(row[key]) for key, read in readers.items()})  # type: ignore[arg-type]  # from text, by each field's own reader
+            Result(
+                path=row["cell"],
+                promise=_promise(row),
+                metrics=_metrics(row),
+                **{name: read(row[name]) for name, read in readers.items()},  # type: ignore[arg-type]  # from text, by each field's own reader
+            )
             for row in rows
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} is not what a sweep of fl-dp writes: {error!r}") from error
+
+
+def _promise(row: Mapping[str, str]) -> Guarantee:
+    numbers = {name: float(row[name]) for name in ("epsilon", "delta")}
+    promise = Guarantee.read({name: row[name] for name in _PROMISE} | numbers)
+    assert promise is not None  # it is an object
+    return promise
 
 
 def _metrics(row: Mapping[str, str | None]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
@@ -13,52 +13,11 @@ from fl_dp.guarantee import ENDED_EARLY, Guarantee, grouped, weakest_guarantee
 from fl_dp.promise import NO_PRIVACY, brief_epsilon
 from fl_dp.tasks.public_scores import Score
 
+from .results import Result
 from .sheets import sheet
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """Result of one run; every number is public or covered by its promise.
-
-    Attributes:
-        path: The run's folder.
-        variant: The overrides that distinguish it from its siblings, without the seed.
-        rounds: Rounds that were spent.
-        test_accuracy: Accuracy of the last model on the public rows that `measured_on` names; None
-            where the label is a number.
-        promise: The promise of its statement.
-        of_records: The promise to each record besides; None where `promise` is all.
-        measured_on: `test`, or `validation` where settings are being chosen.
-        bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
-        bytes_up: Bytes of the arrays in its reply.
-        test_metrics: Other metrics of the last model on the same rows.
-        spent_in_rounds: Epsilon of the rounds alone, where the last model was measured on clients'
-            rows as well; else None.
-    """
-
-    path: str
-    variant: str
-    rounds: int
-    test_accuracy: float | None
-    promise: Guarantee
-    of_records: Guarantee | None = None
-    measured_on: str = "test"
-    bytes_down: int | None = None
-    bytes_up: int | None = None
-    test_metrics: Mapping[str, float] = field(default_factory=dict)
-    spent_in_rounds: float | None = None
-
-    @property
-    def score(self) -> Score:
-        """The score of the last model."""
-        return Score.of(self.test_accuracy, self.test_metrics, self.measured_on)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self) | _promises_json(self.promise, self.of_records)
-
-
-def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+def by_variant(runs: Sequence[Result]) -> list[dict[str, Any]]:
     """Average the runs that differ only in their seed.
 
     Returns:
@@ -75,9 +34,9 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
         mean = statistics.fmean(values) if values else None
         deviation = statistics.stdev(values) if len(values) > 1 else None
         metrics = {}
-        for metric in members[0].test_metrics:
-            if all(metric in run.test_metrics for run in members):
-                metrics[metric] = statistics.fmean(run.test_metrics[metric] for run in members)
+        for metric in members[0].metrics:
+            if all(metric in run.metrics for run in members):
+                metrics[metric] = statistics.fmean(run.metrics[metric] for run in members)
         of_records = [run.of_records for run in members if run.of_records is not None]
         rows.append(
             {
@@ -95,13 +54,23 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     return rows
 
 
-def summary_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
+def summary_json(runs: Sequence[Result]) -> dict[str, Any]:
     """Return runs and variants as plain JSON values."""
     variants = [row | _promises_json(row["promise"], row["of_records"]) for row in by_variant(runs)]
-    return {"runs": [run.to_dict() for run in runs], "variants": variants}
+    return {"runs": [_run_json(run) for run in runs], "variants": variants}
 
 
-def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
+def _run_json(run: Result) -> dict[str, Any]:
+    same = ("path", "variant", "rounds", "measured_on", "bytes_down", "bytes_up", "spent_in_rounds")
+    return {
+        **{name: getattr(run, name) for name in same},
+        "test_accuracy": run.accuracy,
+        "test_metrics": dict(run.metrics),
+        **_promises_json(run.promise, run.of_records),
+    }
+
+
+def summary_tables(runs: Sequence[Result]) -> list[Table]:
     """Return the variants as tables for the terminal, one for each kind of promise."""
     measured_on = " or ".join(dict.fromkeys(run.measured_on for run in runs))
     score = replace(runs[0].score, measured_on=measured_on)
@@ -135,7 +104,7 @@ def _table(terms: str, rows: Sequence[Mapping[str, Any]], score: Score) -> Table
     return sheet(terms, headings, shown, numbers=headings[1:])
 
 
-def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
+def epsilon_jump(runs: Sequence[Result]) -> str | None:
     """Return why the summary's epsilon exceeds the last one of the progress, if it does."""
     for run in runs:
         promise, spent = run.promise, run.spent_in_rounds

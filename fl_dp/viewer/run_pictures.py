@@ -190,11 +190,9 @@ def plot_against_axis(
 
 def _by_promise(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Results by the terms of their promise; those without one in every group."""
-    nothing = [result for result in results if result.promise is None]
-    promised = [result for result in results if result.promise is not None]
-    groups = grouped(
-        promised, lambda result: f"epsilon {result.promise.terms}" if result.promise else ""
-    )
+    nothing = [result for result in results if not result.promise.promises]
+    promised = [result for result in results if result.promise.promises]
+    groups = grouped(promised, lambda result: f"epsilon {result.promise.terms}")
     if not groups:
         return {"no privacy": nothing}
     return {terms: [*group, *nothing] for terms, group in groups.items()}

@@ -25,6 +25,7 @@ from flat_plans import noised_plan
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
+from sweep_results import RESULT
 
 from fl_dp import __version__
 from fl_dp.app.cautions import cautions
@@ -36,7 +37,7 @@ from fl_dp.guarantee import ENDED_EARLY, Against, Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.promise import rounded_up
 from fl_dp.terminal.progress import TimeLeft, describe_round, progress_line
-from fl_dp.terminal.summary import RunSummary, epsilon_jump, summary_tables
+from fl_dp.terminal.summary import epsilon_jump, summary_tables
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
@@ -719,7 +720,7 @@ def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone() -> None:
 
 def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
     stopped = replace(PROMISE, epsilon=7.9, spent=6.1)
-    run = RunSummary(path="", variant="", rounds=9, test_accuracy=0.9, promise=stopped)
+    run = replace(RESULT, promise=stopped)
     assert epsilon_jump([run]) == f"7.9 stated, 6.1 spent. {ENDED_EARLY}"
     ended = replace(run, promise=replace(stopped, spent=7.9))
     assert epsilon_jump([ended]) is None
@@ -732,9 +733,9 @@ def test_epsilons_of_different_promises_stand_in_tables_of_their_own() -> None:
     of_clients = replace(PROMISE, epsilon=7.9, spent=7.9)
     of_records = replace(of_clients, unit="record", against=Against.SERVER)
     nothing = replace(of_clients, insecure=True)
-    run = RunSummary(path="", variant="a", rounds=9, test_accuracy=0.9, promise=of_clients)
-    others = [replace(run, variant="b", promise=of_records), replace(run, variant="c")]
-    tables = summary_tables([run, *others, replace(run, variant="d", promise=nothing)])
+    run = replace(RESULT, x=None, curve="a", promise=of_clients)
+    others = [replace(run, curve="b", promise=of_records), replace(run, curve="c")]
+    tables = summary_tables([run, *others, replace(run, curve="d", promise=nothing)])
     titles = [f"epsilon {of_clients.terms}", f"epsilon {of_records.terms}", "no privacy"]
     assert [table.title for table in tables] == titles
     assert [list(table.columns[0].cells) for table in tables] == [
@@ -746,16 +747,9 @@ def test_epsilons_of_different_promises_stand_in_tables_of_their_own() -> None:
 
 def test_the_summary_and_the_progress_tell_auc_beside_accuracy() -> None:
     """Of a rare class the accuracy is the share of the other one, whatever was learned."""
-    run = RunSummary(
-        path="",
-        variant="",
-        rounds=9,
-        test_accuracy=0.947,
-        promise=replace(PROMISE, epsilon=3.0),
-        test_metrics={"auc": 0.462, "balanced_accuracy": 0.5},
-    )
-    others = [replace(run, variant="rounds=9", test_metrics={})]
-    [table] = summary_tables([run, replace(run, test_metrics={"auc": 0.5}), *others])
+    run = replace(RESULT, accuracy=0.947, metrics={"auc": 0.462, "balanced_accuracy": 0.5})
+    others = [replace(run, curve="rounds=9", metrics={})]
+    [table] = summary_tables([run, replace(run, metrics={"auc": 0.5}), *others])
     assert [str(column.header) for column in table.columns][2:4] == ["test accuracy", "AUC"]
     assert [str(cell) for cell in table.columns[3].cells] == ["0.481", "-"]
     assert "AUC" not in [str(column.header) for column in summary_tables(others)[0].columns]
@@ -773,15 +767,8 @@ def test_the_summary_and_the_progress_tell_auc_beside_accuracy() -> None:
 
 
 def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
-    run = RunSummary(
-        path="",
-        variant="",
-        rounds=9,
-        test_accuracy=None,
-        promise=replace(PROMISE, epsilon=3.0),
-        test_metrics={"r2": 0.4321},
-    )
-    [table] = summary_tables([run, replace(run, test_metrics={})])
+    run = replace(RESULT, accuracy=None, metrics={"r2": 0.4321})
+    [table] = summary_tables([run, replace(run, metrics={})])
     assert [str(column.header) for column in table.columns][2] == "test R2"
     [cell, *_] = table.columns[2].cells
     assert str(cell) == "0.432"

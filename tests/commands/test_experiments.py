@@ -77,10 +77,11 @@ def test_an_experiment_ends_in_a_line_for_each_training(finished: tuple[Path, An
     ]
     for result, run in zip(results, printed["runs"], strict=True):
         assert result.accuracy == run["test_accuracy"]
-        of_run = run["promise"]
-        assert (result.epsilon, result.delta) == (of_run["epsilon"], of_run["delta"])
-        assert (result.unit, result.neighbours, result.rounds) == ("client", "zero-out", 2)
-        assert (result.against, result.measured_on) == ("whoever sees the models", "test")
+        promise = result.promise
+        for name in ("epsilon", "delta"):
+            assert getattr(promise, name) == run["promise"][name]
+        assert (promise.unit, promise.neighbours, result.rounds) == ("client", "zero-out", 2)
+        assert (promise.against, result.measured_on) == ("whoever sees the models", "test")
         assert result.seconds is not None and result.seconds > 0.0
         assert "dp-accounting" in result.versions
     assert results[0].noise_multiplier == pytest.approx(2.0)

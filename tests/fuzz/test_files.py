@@ -14,6 +14,7 @@ import yaml
 from flat_plans import noised_plan
 from hostile import VALUES, cases, changed, damaged, damaged_bytes, text_of
 from ledger_files import fresh_path
+from sweep_results import RESULT
 from written_runs import write_run
 
 from fl_dp import PrivacyLedger
@@ -26,7 +27,7 @@ from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.secagg import Roster
 from fl_dp.statement import privacy_statement, read_statement
 from fl_dp.statement.check import statement_differences, statement_page
-from fl_dp.terminal.results import Result, read_results, write_results
+from fl_dp.terminal.results import read_results, write_results
 
 POLICY = {
     "dp-max-epsilon": 4.0,
@@ -38,25 +39,6 @@ POLICY = {
     "dp-data-path": "/srv/clinic",
     "dp-allow-unverified-apps": True,
 }
-RESULT = Result(
-    cell="run-0",
-    curve="default",
-    x="8",
-    seed=0,
-    accuracy=0.9,
-    loss=0.3,
-    measured_on="test",
-    epsilon=8.0,
-    delta=1e-5,
-    unit="client",
-    neighbours="zero-out",
-    against="whoever sees the models",
-    noise_multiplier=1.0,
-    noise_of_mean=None,
-    rounds=10,
-    seconds=3.0,
-    versions="numpy 2",
-)
 
 
 # A node's owner.

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.terminal.results import Result
 
 RESULT = Result(
-    cell="run-0",
+    path="run-0",
     curve="local, gaussian",
     x="0.5",
     seed=0,
     accuracy=0.9,
     loss=0.25,
     measured_on="test",
-    epsilon=0.5,
-    delta=1e-5,
-    unit="client",
-    neighbours="zero-out",
-    against="whoever sees the models",
+    promise=Guarantee(
+        epsilon=0.5, delta=1e-5, unit="client", neighbours="zero-out", against=Against.MODELS
+    ),
     noise_multiplier=1.5,
     noise_of_mean=0.01,
     rounds=60,

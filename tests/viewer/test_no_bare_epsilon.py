@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 from command_line import call, train_here, use
 from dashboards import dashboard_of, reader
 from matplotlib.figure import Figure
+from sweep_results import RESULT
 from written_runs import PROMISE, statement, write_run
 
 from fl_dp.guarantee import Guarantee
 from fl_dp.statement.sentences import UNITS
-from fl_dp.terminal.summary import RunSummary, summary_tables
+from fl_dp.terminal.summary import summary_tables
 from fl_dp.viewer.found_runs import RunsFolder, read_run
 from fl_dp.viewer.report import report_page
 from fl_dp.viewer.run_pictures import plot_curves
@@ -136,8 +138,7 @@ def test_the_terminal_s_tables(root: Path) -> None:
     assert {f"epsilon {TERMS[0]}", f"epsilon {RECORDS[0]}"} <= set(tables)
     promises = [card.promise for card in cards if card.promise is not None]
     summaries = [
-        RunSummary(path="", variant=str(at), rounds=1, test_accuracy=0.5, promise=promise)
-        for at, promise in enumerate(promises)
+        replace(RESULT, curve=str(at), promise=promise) for at, promise in enumerate(promises)
     ]
     titles = {str(table.title) for table in summary_tables(summaries)}
     assert titles == {f"epsilon {promise.terms}" for promise in promises}

@@ -21,7 +21,7 @@ from fl_dp.accounting import PrivacyBudget, freeze
 from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.accounts import open_training
-from fl_dp.app.cells import digest_of
+from fl_dp.app.cells import digest_of, settings_with
 from fl_dp.app.charged_choice import require_choosable
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
@@ -96,8 +96,21 @@ class Stopped:
     @property
     def runs(self) -> list[tuple[list[str], Settings]]:
         """Each training's overrides besides the run's own, and its settings."""
+        # Witness and account of the choice cover all; another would remember each training.
+        alone = [
+            f"privacy.noise_multiplier={self.noise_multiplier!r}",
+            "privacy.epsilon=null",
+            "privacy.witness_dir=null",
+            "privacy.account_cap=null",
+            "report=none",
+        ]
+        settings = replace(self.settings, tune=TuneSettings())
+        for override in alone:
+            key, _, value = override.partition("=")
+            settings = settings_with(settings, key, value)
         return [
-            (self._overrides(candidate), self._settings(candidate)) for candidate in self.candidates
+            ([*alone, *candidate.split()], with_candidate(settings, candidate))
+            for candidate in self.candidates
         ]
 
     def keep(self, folders: Sequence[RunFolder], scores: Sequence[float]) -> None:
@@ -145,25 +158,6 @@ class Stopped:
         lines = [line | paid for line in source.read_metrics()]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(self.folder.metrics, text, public=True)
-
-    def _overrides(self, candidate: str) -> list[str]:
-        noise = f"privacy.noise_multiplier={self.noise_multiplier!r}"
-        # Witness and account of the choice cover all; another would remember each training.
-        alone = ("privacy.epsilon=null", noise, "privacy.witness_dir=null", "report=none")
-        return [*candidate.split(), *alone, "privacy.account_cap=null"]
-
-    def _settings(self, candidate: str) -> Settings:
-        plain = replace(
-            replace(self.settings, tune=TuneSettings()),
-            report="none",
-            privacy=self.settings.promise.with_values(
-                epsilon=None,
-                noise_multiplier=self.noise_multiplier,
-                witness_dir=None,
-                account_cap=None,
-            ),
-        )
-        return with_candidate(plain, candidate)
 
 
 def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:

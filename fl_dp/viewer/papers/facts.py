@@ -155,7 +155,7 @@ class Facts:
     def guarantee(self) -> str:
         """The promise as one phrase, rounded up."""
         promise = self.promise
-        if promise.quoted not in promise.epsilon:
+        if self.epsilon is None:
             return "no finite epsilon is known"
         guarantee = f"{promise.guarantee}, by the accountant '{promise.quoted}'"
         own = promise.own_budgets if isinstance(promise, PrivacyStatement) else None

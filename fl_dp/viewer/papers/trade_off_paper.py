@@ -29,7 +29,7 @@ def write_trade_off(facts: Facts, target: Path) -> list[Path]:
         OSError: If it can't be written.
     """
     statement = facts.promise
-    if statement.quoted not in statement.epsilon:
+    if facts.epsilon is None:
         raise ValueError("no finite epsilon is known of this run, so there is no curve")
     allowed = epsilon_delta_trade_off(statement.best_epsilon, statement.delta)
     curve = facts.trade_off

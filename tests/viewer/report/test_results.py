@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,12 @@ from fl_dp.tasks.public_scores import NUMBERS
 from fl_dp.terminal.results import points, read_results, write_results
 
 WITHOUT = replace(
-    RESULT, x=None, epsilon=math.inf, noise_multiplier=None, noise_of_mean=None, seconds=None
+    RESULT,
+    x=None,
+    promise=replace(RESULT.promise, epsilon=None),
+    noise_multiplier=None,
+    noise_of_mean=None,
+    seconds=None,
 )
 
 

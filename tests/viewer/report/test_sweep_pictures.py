@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sweep_results import RESULT
 
+from fl_dp.guarantee import Against
 from fl_dp.terminal.results import Result
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
@@ -160,7 +160,10 @@ def test_an_experiment_along_its_axis_tells_its_curves_apart(saved: list[Figure]
 
 
 def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figure]) -> None:
-    results = [replace(RESULT, x="4", epsilon=4.5), replace(RESULT, x="8", epsilon=11.0)]
+    results = [
+        replace(RESULT, x=x, promise=replace(RESULT.promise, epsilon=epsilon))
+        for x, epsilon in (("4", 4.5), ("8", 11.0))
+    ]
     plot_against_axis(results, Path("x.png"), label="claimed", panels=["accuracy", "epsilon"])
     panel = saved[0].axes[1]
     [claimed] = [line for line in panel.get_lines() if line.get_label() == "as claimed"]
@@ -175,11 +178,12 @@ def test_a_run_without_privacy_has_no_empty_panel(saved: list[Figure]) -> None:
 
 def test_epsilons_of_different_promises_have_panels_of_their_own(saved: list[Figure]) -> None:
     of_clients = along("central", {"1": (0.6,), "8": (0.9,)})
+    promise = replace(RESULT.promise, unit="record", against=Against.SERVER)
     of_records = [
-        replace(one, curve="dp_sgd", unit="record", against="everyone, the server included")
-        for one in along("", {"1": (0.5,), "8": (0.7,)})
+        replace(one, promise=promise) for one in along("dp_sgd", {"1": (0.5,), "8": (0.7,)})
     ]
-    without = replace(RESULT, curve="none", x="inf", epsilon=math.inf, accuracy=0.95)
+    nothing = replace(RESULT.promise, epsilon=None)
+    without = replace(RESULT, curve="none", x="inf", promise=nothing, accuracy=0.95)
     results = [*of_clients, *of_records, without]
     plot_against_axis(results, NOWHERE, label="epsilon", panels=["accuracy"], of_epsilon=True)
     first, second = saved[0].axes
