@@ -88,13 +88,13 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
         cuda_states = torch.cuda.get_rng_state_all()
 
     def seed() -> None:
-        first, second, third = (int(word) for word in seeds.words(3))
+        first, second, third = _seeds(seeds)
         random.seed(first)
         # Set each time, as code in the block may have set another.
         np.random.mtrand.set_bit_generator(_numpy_generator())
-        np.random.seed(second >> 32)
+        np.random.seed(second)
         if torch is not None:
-            _seed_torch(torch, third >> 1)
+            _seed_torch(torch, third)
 
     def begin() -> None:
         set_back()
@@ -112,6 +112,17 @@ def own_chance(source: Words | None = None) -> Iterator[Callable[[], None]]:
             torch.set_rng_state(torch_state)
         if torch is not None and cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+def seed_of_torch(source: Words) -> int:
+    """The seed that torch's generators get at the begin of a block of `own_chance`."""
+    return _seeds(source)[2]
+
+
+def _seeds(source: Words) -> tuple[int, int, int]:
+    """Seeds of `random`, of NumPy and of torch."""
+    first, second, third = (int(word) for word in source.words(3))
+    return first, second >> 32, third >> 1
 
 
 def _do_nothing() -> None:

@@ -10,12 +10,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from fl_dp.clients.per_record.fingerprint import fingerprint
-from fl_dp.clients.per_record.index_ranges import require_labels
-from fl_dp.clients.per_record.own_copies import own_copy_of
 from fl_dp.clients.per_record.plain_items import has_columns, with_tensors
 from fl_dp.clients.per_record.record_batches import TARGET_KEYS
 from fl_dp.clients.per_record.record_source import Rows, require_rows
@@ -38,8 +36,6 @@ Persons: TypeAlias = Sequence[Any] | Values | str
 """Each row's person, as numbers or texts; or the name of a data set's column that has them."""
 
 _ARRAYS = (np.ndarray, Tensor)
-_DEALT_BY = 0  # seed: clients have the same records whenever they are dealt out again
-
 logger = logging.getLogger("flwr.fl_dp")
 
 
@@ -50,6 +46,7 @@ def client_parts(
     *,
     persons: Persons | None = None,
     dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> tuple[list[Pair], Pair | None]:
     """Records and labels of each client, and of the test.
 
@@ -60,6 +57,7 @@ def client_parts(
         persons: Each row's person in one data set, or the name of its column; one person's rows
             are dealt to one client. None: everybody has one row.
         dtype: Type of floating-point numbers, the module's.
+        seed: Seed of the dealing: by the same one clients get the same rows.
 
     Raises:
         ValueError: There are no clients, none has a record, a row does not exist or is dealt
@@ -91,10 +89,10 @@ def client_parts(
             )
         if isinstance(partition, int):
             dealt = partition_of(
-                labels.numpy(), num_clients=partition, kind="iid", seed=_DEALT_BY, persons=person
+                labels.numpy(), num_clients=partition, kind="iid", seed=seed, persons=person
             )
         else:
-            dealt = [np.asarray(rows, dtype=np.int64).reshape(-1) for rows in partition]
+            dealt = [_rows(part) for part in _parts(partition)]
             _require_dealt_once(dealt, len(labels))
             if person is not None:
                 _require_whole_persons(dealt, person)
@@ -113,12 +111,6 @@ def client_parts(
         raise ValueError("test holds no records, which measure nothing: leave it out")
     require_apart(several, test, None if dealt is None else np.concatenate(dealt))
     return pairs, public
-
-
-def dtype_of(module: nn.Module) -> torch.dtype:
-    """The type of a module's weights; PyTorch's default without any."""
-    types = (weight.dtype for weight in module.parameters() if weight.is_floating_point())
-    return next(types, torch.get_default_dtype())
 
 
 def fresh(pair: Pair) -> Pair:
@@ -154,6 +146,25 @@ def _require_whole_persons(dealt: Sequence[NDArray[np.int64]], person: NDArray[n
             f"partition divides {divided} persons over several clients, and what is promised to a "
             "client covers its own rows: give a person's rows to one client"
         )
+
+
+def _parts(partition: Any) -> Sequence[Any]:
+    if isinstance(partition, float):
+        raise TypeError(
+            f"partition must be a whole number of clients or each one's rows, got {partition}: "
+            f"write partition={partition:.0f}"
+        )
+    return cast(Sequence[Any], partition)
+
+
+def _rows(part: Any) -> NDArray[np.int64]:
+    rows = np.asarray(part)
+    if rows.dtype == np.bool_:
+        raise TypeError(
+            "partition has a client's rows as True and False: write np.flatnonzero(mask), their "
+            "numbers"
+        )
+    return rows.astype(np.int64).reshape(-1)
 
 
 def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> None:
@@ -262,6 +273,11 @@ def _tensor(values: Any, name: str) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values
+    if hasattr(next(iter(values), None), "getbands"):  # as PIL's pictures
+        raise TypeError(
+            f"{name}: a module reads numbers, got pictures of PIL: write "
+            "np.stack([np.float32(picture) / 255 for picture in pictures])[:, None], channels first"
+        )
     try:
         array = np.asarray(values)
         # torch takes neither read-only arrays nor another byte order
@@ -270,6 +286,11 @@ def _tensor(values: Any, name: str) -> Tensor:
         return torch.as_tensor(array)
     except (TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        if "inhomogeneous" in reason:
+            raise TypeError(
+                f"{name}: rows have different lengths: pad or cut all to one, as a module reads "
+                "them in batches"
+            ) from error
         raise TypeError(f"{name}: no array of numbers ({reason})") from error
 
 
@@ -292,74 +313,6 @@ def _counted(values: Tensor, name: str, dtype: torch.dtype) -> Tensor:
             "records out"
         )
     return numbers
-
-
-def require_module_fits(module: nn.Module, parts: Sequence[Pair]) -> None:
-    """Check that a module reads one record of each part and has an output for each label.
-
-    Raises:
-        ValueError: It does not.
-    """
-    shapes: set[tuple[Any, ...]] = set()
-    outputs: Tensor | None = None
-    for records, labels in parts:
-        if not len(labels):
-            continue
-        shape = (records.dtype, *records.shape[1:])
-        if shape not in shapes:
-            shapes.add(shape)
-            outputs = _outputs_of(module, records[:1].clone())
-        assert outputs is not None  # of this shape or an earlier one
-        _require_labels(outputs, labels)
-
-
-def are_truth_values(parts: Sequence[Pair]) -> bool:
-    """Whether all labels are floating-point numbers, and each is 0 or 1."""
-    return all(
-        labels.is_floating_point() and bool(((labels == 0) | (labels == 1)).all())
-        for _, labels in parts
-        if len(labels)
-    )
-
-
-def _outputs_of(module: nn.Module, record: Tensor) -> Tensor:
-    module = own_copy_of(module).eval()  # the caller's keeps its modes, and all that forward writes
-    device = next((weight.device for weight in module.parameters()), record.device)
-    try:
-        with torch.no_grad():
-            outputs = module(record.to(device))
-    except Exception as error:
-        hint = "" if record.is_floating_point() else ": are whole numbers to be divided by 255?"
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"the module can't read records of shape {tuple(record.shape[1:])} and type "
-            f"{record.dtype}{hint} ({reason})"
-        ) from error
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        raise ValueError(
-            "the module must return outputs of shape (n, classes), or (n, 1) of numbers"
-        )
-    return outputs
-
-
-def _require_labels(outputs: Tensor, labels: Tensor) -> None:
-    width = outputs.shape[1]
-    if labels.is_floating_point():
-        if width != 1:
-            raise ValueError(
-                f"labels are numbers, so the module must have one output, got {width}: classes are "
-                "integers"
-            )
-        return
-    if width == 1:
-        raise ValueError(
-            "labels are integers, so classes, and the module has one output: give it one output a "
-            "class, two for the labels 0 and 1; or give labels that are numbers in floating point"
-        )
-    try:
-        require_labels(labels, width, ignored=None)
-    except IndexError as error:
-        raise ValueError(f"{error}: the module has {width} outputs, for classes from 0") from error
 
 
 def population_of_parts(parts: Sequence[Pair]) -> Population:

@@ -96,7 +96,13 @@ def where_drawn(*pictures: object, drawn: bool) -> str:
 
 
 def save_picture(figure: Figure, target: Path) -> None:
-    """Give every panel the shared look and write a PNG.
+    """Give every panel the shared look and write a PNG."""
+    give_shared_look(figure)
+    figure.savefig(target, dpi=150)
+
+
+def give_shared_look(figure: Figure) -> None:
+    """Give every panel the shared look.
 
     Panels with equal curve names share one legend, below them.
     """
@@ -118,4 +124,3 @@ def save_picture(figure: Figure, target: Path) -> None:
             frameon=False,
             fontsize=8,
         )
-    figure.savefig(target, dpi=150)

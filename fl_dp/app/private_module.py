@@ -7,57 +7,58 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from fl_dp.accelerator.noise_source import NoiseSource
-from fl_dp.accounting import PrivacyBudget
+from fl_dp.accounting import PoissonSampling, PrivacyBudget, Sampling, default_delta
 from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.clients.per_record.own_copies import own_copy_of
-from fl_dp.ledger import Population, PrivacyLedger
+from fl_dp.ledger import Population, PrivacyLedger, enter_unprotected
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
-from fl_dp.option_errors import require_positive
+from fl_dp.option_errors import OptionError, require_positive
 from fl_dp.plan import Plan
-from fl_dp.promise import delta_rounded_up, is_large_delta
+from fl_dp.promise import NO_PRIVACY, delta_rounded_up, is_large_delta
+from fl_dp.protocol.message_keys import COINS_SEED_KEY
 from fl_dp.statement import PrivacyStatement, privacy_statement
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
+from fl_dp.strategies.selection import selection_of
 from fl_dp.tasks.training import evaluate, one_thread, plain_sgd
 
-from .client_arrays import (
-    Data,
-    Pair,
-    Persons,
-    are_truth_values,
-    client_parts,
-    dtype_of,
-    fresh,
-    population_of_parts,
-    require_module_fits,
-)
+from .client_arrays import Data, Pair, Persons, client_parts, fresh, population_of_parts
 from .in_process import flower_in_silence
 from .local.script_simulation import play
+from .module_fit import are_truth_values, dtype_of, require_module, require_module_fits
+from .pictures import COLOURS, give_shared_look, new_picture, save_picture, score_axis
 from .trained_ahead import TrainedAhead
 from .trial_step import require_trial_step
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
 """Trains a module in place on records and labels of one client."""
+
+ShouldStop: TypeAlias = Callable[[int, Result], bool]
+"""Tells after a round, by its number and Flower's result so far, whether training ends."""
 
 _SAMPLING_RATE = 0.25  # of `fl-dp run`
 
@@ -70,36 +71,89 @@ class PrivateModule:
 
     Attributes:
         model: Copy of the module with the last released weights, in eval mode.
-        accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
-            without test data, and for labels that are numbers.
-        mean_absolute_errors: The same for labels that are numbers, in their unit.
-        statement: What was promised, to whom, under which assumptions.
+        history: One row a released model, with its `round`, the first at 0. With test data it has
+            `loss` and `accuracy`, or `mean_absolute_error`, and with a promise the `epsilon` spent
+            so far. `pandas.DataFrame(trained.history)` reads it.
+        statement: What was promised, to whom, under which assumptions; None for a baseline.
     """
 
     model: nn.Module
-    accuracies: tuple[float, ...]
-    mean_absolute_errors: tuple[float, ...]
-    statement: PrivacyStatement
+    history: list[dict[str, float]]
+    statement: PrivacyStatement | None
 
     @property
-    def accuracy(self) -> float | None:
-        """The last accuracy; None without test data, and for labels that are numbers."""
-        return self.accuracies[-1] if self.accuracies else None
+    def accuracies(self) -> tuple[float, ...]:
+        """On the test data, in [0, 1]: before the training, and after each release.
+
+        Empty without test data, and for labels that are numbers.
+        """
+        return self._all("accuracy")
 
     @property
-    def mean_absolute_error(self) -> float | None:
-        """The last mean absolute error, in the labels' unit; None without one."""
-        return self.mean_absolute_errors[-1] if self.mean_absolute_errors else None
+    def accuracy(self) -> float:
+        """The last accuracy; NaN without test data, and for labels that are numbers."""
+        return self.history[-1].get("accuracy", math.nan)
+
+    @property
+    def mean_absolute_errors(self) -> tuple[float, ...]:
+        """As `accuracies`, for labels that are numbers, in their unit."""
+        return self._all("mean_absolute_error")
+
+    @property
+    def mean_absolute_error(self) -> float:
+        """The last mean absolute error, in the labels' unit; NaN without one."""
+        return self.history[-1].get("mean_absolute_error", math.nan)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the promise, at `delta`."""
-        return self.statement.best_epsilon
+        """Epsilon of the promise, at `delta`; infinite for a baseline."""
+        return math.inf if self.statement is None else self.statement.best_epsilon
 
     @property
     def delta(self) -> float:
-        """Delta of the promise."""
-        return self.statement.delta
+        """Delta of the promise; 0 for a baseline."""
+        return 0.0 if self.statement is None else self.statement.delta
+
+    def plot(self, target: str | Path | None = None) -> Figure:
+        """Draw the accuracy or error on the test data over the rounds, with the promise above it.
+
+        Args:
+            target: File of the picture, for example `accuracy.png`; None: none is written.
+
+        Returns:
+            The figure, which a notebook shows.
+
+        Raises:
+            ImportError: There is no matplotlib.
+        """
+        picture = new_picture(size=(6.0, 3.6))
+        if picture is None:
+            raise ImportError("plot needs matplotlib: pip install 'fl-dp[viewer]' brings it")
+        figure, (panel,) = picture
+        name = "accuracy" if self.accuracies else "mean_absolute_error"
+        values = self._all(name)
+        panel.plot(range(len(values)), values, color=COLOURS[0], linewidth=1.8)
+        if self.accuracies:
+            panel.set_ylim(score_axis(min(values), max(values)))
+        if not values:
+            panel.text(0.5, 0.5, "not measured: there was no test data", ha="center")
+        panel.set_xlabel("round")
+        panel.set_ylabel(f"{name.replace('_', ' ')} on test data" if values else "")
+        panel.set_title(self._promise, fontsize=9, wrap=True)
+        panel.locator_params(axis="x", integer=True)
+        if target is None:
+            give_shared_look(figure)
+        else:
+            save_picture(figure, Path(target))
+        return figure
+
+    def _all(self, name: str) -> tuple[float, ...]:
+        return tuple(row[name] for row in self.history if name in row)
+
+    @property
+    def _promise(self) -> str:
+        statement = self.statement
+        return NO_PRIVACY if statement is None else str(statement.guarantee)
 
 
 @with_read_arguments("module", "clients", "test", "strategy", "persons")
@@ -114,6 +168,7 @@ def train_private(
     delta: float | None = None,
     sampling_rate: float | None = None,
     clipping_norm: float | None = None,
+    weight_cap: float | None = None,
     plan: Plan | None = None,
     test: Data | None = None,
     learning_rate: float = 0.1,
@@ -124,6 +179,9 @@ def train_private(
     ledger: str | Path | None = None,
     name: str | None = None,
     cap: PrivacyBudget | None = None,
+    seed: int | None = None,
+    baseline: bool = False,
+    should_stop: ShouldStop | None = None,
     progress: bool = True,
 ) -> PrivateModule:
     """Train a module over simulated clients; each release is differentially private.
@@ -151,7 +209,10 @@ def train_private(
             new one without a cap the number of clients to the power of -1.1.
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
-        plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
+        weight_cap: Records that earn a client the full weight, `min(records / weight_cap, 1)`.
+            None: all clients weigh 1.
+        plan: Another promise, for example a `LocalPlan`, in place of epsilon, rounds, delta,
+            sampling_rate and clipping_norm.
         test: Public data to measure the model before the training and after each round. They may
             share no memory with the clients' data; equal rows are not looked for.
         learning_rate: Step size of a client's SGD.
@@ -167,6 +228,15 @@ def train_private(
         name: The training's name in the ledger. The same name and promise continue what was
             interrupted; a new name is a further training, for example of `trained.model`.
         cap: Largest total of all trainings in the ledger, fixed when it is made.
+        seed: At least 0. Fixes who gets which rows of a partition and clients' coins, such as
+            dropout and the order of records; the first weights are the module's own. Noise, cohorts
+            and the sampling of records never follow from it.
+        baseline: Whether to train without clipping and noise, by the same steps, for comparison.
+            Nothing is promised: a ledger's account has no total from then on, and one with a cap
+            refuses it. Of the budget only rounds is needed.
+        should_stop: Called after each release, with its round and Flower's result so far, for
+            example `lambda rounds, result: rounds == 10`. True ends the training there; the
+            whole budget stays spent in the ledger's account.
         progress: Whether to show a bar of rounds instead of Flower's log.
 
     Raises:
@@ -178,7 +248,12 @@ def train_private(
         raise ValueError(
             "name and cap are of a ledger that is kept: write ledger='ledger.db', or leave them out"
         )
-    parts, public = client_parts(clients, partition, test, persons=persons, dtype=dtype_of(module))
+    require_module(module)
+    if seed is not None and not 0 <= seed < 2**63:
+        raise OptionError(f"seed must lie in [0, 2^63), got {seed}", option="seed")
+    parts, public = client_parts(
+        clients, partition, test, persons=persons, dtype=dtype_of(module), seed=seed or 0
+    )
     samples = parts if public is None else [*parts, public]
     require_module_fits(module, samples)
     names = trained_names(module)
@@ -206,82 +281,81 @@ def train_private(
         "clipping_norm": clipping_norm,
     }
     budget = {name: value for name, value in arguments.items() if value is not None}
-    _require_one_promise(plan, budget, num_clients=len(parts))
+    _require_one_promise(plan, budget, num_clients=len(parts), baseline=baseline)
     require_trial_step(module, fit, parts)
-    measures: dict[str, list[float]] = {"accuracy": [], "mean_absolute_error": []}
     measured = own_copy_of(module)
-
-    population = None if ledger is None else population_of_parts(parts)
+    history: list[dict[str, float]] = []
 
     with ExitStack() as opened:
-        if ledger is None:
-            ledger = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ledger.db"
-            logger.warning(
-                "No ledger was named, so this one is thrown away: a second training of the same "
-                "data is not added to it. Write train_private(..., ledger='ledger.db') to keep it."
+        people = None if ledger is None else population_of_parts(parts)
+        account: dict[str, Any] = {"cap": cap, "population": people}
+        private: DPFedAvg | None = None
+        if baseline:
+            trains: DPFedAvg | UnprotectedFedAvg = _baseline(strategy, plan, budget, weight_cap)
+            if ledger is not None:
+                account |= {"delta": delta or default_delta(len(parts))}
+                entry = "baseline" if name is None else name
+                enter_unprotected(ledger, entry, "a training without noise", **account)
+        else:
+            account |= {"ledger": _kept(ledger, opened), "name": name}
+            account |= {"num_clients": len(parts), "trained": names, "weight_cap": weight_cap}
+            trains = private = _strategy(strategy, plan, budget, **account)
+            opened.callback(private.ledger.close)
+            device = next(module.parameters()).device  # it trains in this process
+            private.loop.sample_by(NoiseSource(device).for_host)
+            _warn_of_large_delta(
+                private, "a delta" if plan is None else "a plan whose budget has a delta"
             )
-        private = _strategy(
-            strategy,
-            plan,
-            budget,
-            num_clients=len(parts),
-            trained=names,
-            ledger=ledger,
-            name=name,
-            cap=cap,
-            population=population,
-        )
-        opened.callback(private.ledger.close)
-        device = next(module.parameters()).device  # it trains in this process
-        private.loop.sample_by(NoiseSource(device).for_host)
-        promised = private.ledger.plan.budget.delta
-        if is_large_delta(promised):
-            logger.warning(
-                "delta %s is large: with that probability epsilon may not hold for a %s; fine "
-                "for trying out, for real data write %s of 1e-5 or less",
-                delta_rounded_up(promised),
-                private.ledger.plan.unit,
-                "a delta" if plan is None else "a plan whose budget has a delta",
-            )
-        on_round = opened.enter_context(_bar(private.planned_rounds)) if progress else _silent
+        num_rounds = rounds if plan is None else plan.rounds
+        assert num_rounds is not None  # one of them is there
+        on_round = opened.enter_context(_bar(num_rounds)) if progress else _silent
 
         def after(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             on_round(server_round)
-            if public is None:
-                return None
-            set_arrays(measured, arrays.to_numpy_ndarrays(), names)
-            loss, value = evaluate(measured, *public)
-            of_numbers = public[1].is_floating_point()
-            measure = "mean_absolute_error" if of_numbers else "accuracy"
-            measures[measure].append(value)
-            return MetricRecord({"loss": loss, measure: value})
+            row: dict[str, float] = {}
+            if public is not None:
+                set_arrays(measured, arrays.to_numpy_ndarrays(), names)
+                measure = "accuracy"
+                if public[1].is_floating_point():
+                    measure = "mean_absolute_error"
+                row["loss"], row[measure] = evaluate(measured, *public)
+            measures = MetricRecord({**row}) if row else None
+            if private is not None:
+                row["epsilon"] = private.ledger.running_epsilon() if server_round else 0.0
+            history.append({"round": server_round} | row)
+            return measures
 
+        config = ConfigRecord({} if seed is None else {COINS_SEED_KEY: seed})
         server, released = ServerApp(), []
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
+            result = trains.start(
+                grid,
+                ArrayRecord(first),
+                num_rounds,
+                train_config=config,
+                evaluate_fn=after,
+                should_stop=should_stop,
+            )
+            released.append(result.arrays)
 
         opened.enter_context(one_thread())
         client = numpy_client_app(lambda context: _Client(module, parts, fit, ahead, context))
         before = None if ahead is None else ahead.train
         play(server, client, num_nodes=len(parts), run_config={}, before=before)
-        statement = privacy_statement(private.ledger)
+        statement = None if private is None else privacy_statement(private.ledger)
     set_arrays(measured, released[0].to_numpy_ndarrays(), names)
-    return PrivateModule(
-        model=measured.eval(),
-        accuracies=tuple(measures["accuracy"]),
-        mean_absolute_errors=tuple(measures["mean_absolute_error"]),
-        statement=statement,
-    )
+    return PrivateModule(model=measured.eval(), history=history, statement=statement)
 
 
 def _require_one_promise(
-    plan: Plan | None, budget: Mapping[str, float], *, num_clients: int
+    plan: Plan | None, budget: Mapping[str, float], *, num_clients: int, baseline: bool
 ) -> None:
     """Check for either a plan or the arguments that make one."""
     if plan is None:
-        if lacks := [name for name in ("epsilon", "rounds") if name not in budget]:
+        required = ("rounds",) if baseline else ("epsilon", "rounds")
+        if lacks := [name for name in required if name not in budget]:
             raise ValueError(f"{lacks[0]} is missing: write epsilon=4.0 and rounds=60, or a plan")
         return
     if budget:
@@ -299,6 +373,17 @@ def _require_one_promise(
         )
 
 
+def _kept(ledger: str | Path | None, opened: ExitStack) -> str | Path:
+    """The ledger's place; one that is thrown away, and says so, where none was named."""
+    if ledger is not None:
+        return ledger
+    logger.warning(
+        "No ledger was named, so this one is thrown away: a second training of the same data is "
+        "not added to it. Write train_private(..., ledger='ledger.db') to keep it."
+    )
+    return Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ledger.db"
+
+
 def _strategy(
     strategy: Strategy | None,
     plan: Plan | None,
@@ -306,6 +391,7 @@ def _strategy(
     *,
     num_clients: int,
     trained: tuple[str, ...],
+    weight_cap: float | None,
     ledger: str | Path,
     name: str | None,
     cap: PrivacyBudget | None,
@@ -314,15 +400,42 @@ def _strategy(
     if plan is None:
         arguments: dict[str, Any] = {"sampling_rate": _SAMPLING_RATE, "trained": trained}
         arguments |= {"ledger": ledger, "name": name, "cap": cap, "population": population}
-        arguments |= dict(budget)
+        arguments |= {"weight_cap": weight_cap, **budget}
         return DPFedAvg.with_budget(strategy, num_clients=num_clients, **arguments)
     ready = replace(plan.calibrated() if plan.is_draft else plan, trained=trained)
     opened = PrivacyLedger.open(ledger, ready, name=name, cap=cap, population=population)
     try:
-        return DPFedAvg(strategy, plan=ready, ledger=opened)
+        return DPFedAvg(strategy, plan=ready, ledger=opened, weight_cap=weight_cap)
     except BaseException:
         opened.close()
         raise
+
+
+def _baseline(
+    strategy: Strategy | None,
+    plan: Plan | None,
+    budget: Mapping[str, Any],
+    weight_cap: float | None,
+) -> UnprotectedFedAvg:
+    """The same rounds without clipping and noise."""
+    law: Sampling = PoissonSampling(sampling_rate=budget.get("sampling_rate", _SAMPLING_RATE))
+    return UnprotectedFedAvg(
+        strategy,
+        selection=selection_of(law if plan is None else plan.sampling),
+        weight_cap=weight_cap,
+    )
+
+
+def _warn_of_large_delta(private: DPFedAvg, place: str) -> None:
+    plan = private.ledger.plan
+    if is_large_delta(plan.budget.delta):
+        logger.warning(
+            "delta %s is large: with that probability epsilon may not hold for a %s; fine for "
+            "trying out, for real data write %s of 1e-5 or less",
+            delta_rounded_up(plan.budget.delta),
+            plan.unit,
+            place,
+        )
 
 
 def _silent(server_round: int) -> None:

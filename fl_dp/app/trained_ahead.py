@@ -10,7 +10,7 @@ after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_units
+from fl_dp.clients.coins import coins_of
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.clients.per_record.own_copies import own_copy_of
-from fl_dp.clients.records import instruction_of
+from fl_dp.clients.records import config_of, instruction_of
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
 from fl_dp.updates.arrays import own_copy
-from fl_dp.user_code import Contained, own_chance
+from fl_dp.user_code import Contained, own_chance, seed_of_torch
 
 from .client_arrays import Pair
 
@@ -65,7 +66,8 @@ class TrainedAhead:
         part, or for a question.
         """
         messages = iter(waiting)
-        model, first = self._asked(*next(messages))
+        asked, context = next(messages)
+        model, first = self._asked(asked, context)
         if model is None:
             return
         if model is not self._model:
@@ -73,11 +75,11 @@ class TrainedAhead:
         if first in self._begun:
             return
         others = (
-            part
-            for other, part in (self._asked(*one) for one in messages)
+            (part, _seed(message, context))
+            for (other, part), message, context in ((self._asked(*one), *one) for one in messages)
             if other is model and part not in self._begun
         )
-        chosen = [first, *islice(others, self._most - 1)]
+        chosen = dict([(first, _seed(asked, context)), *islice(others, self._most - 1)])
         self._begun.update(chosen)
         if len(chosen) > 1:
             with Contained(), own_chance():
@@ -105,17 +107,24 @@ class TrainedAhead:
         draws = instruction is not None and instruction.sampling_rate is not None
         return (None if draws else models[0]), part
 
-    def _train(self, model: ArrayRecord, chosen: Sequence[int]) -> None:
+    def _train(self, model: ArrayRecord, seeds: Mapping[int, int]) -> None:
+        """Train clients, by each one's seed."""
         set_arrays(self._module, [own_copy(array) for array in model.values()], self._names)
-        words = SecureRandom().words(len(chosen)) >> np.uint64(1)
         units = [
-            UnitData(features=self._parts[part][0], labels=self._parts[part][1], seed=int(word))
-            for part, word in zip(chosen, words, strict=True)
+            UnitData(features=self._parts[part][0], labels=self._parts[part][1], seed=seed)
+            for part, seed in seeds.items()
         ]
+        chosen = list(seeds)
         trained = train_units(self._module, units, self._training, names=self._names)
         for indices, vectors in trained:
             rows = vectors.cpu().numpy()
             self._rows |= {chosen[index]: row for index, row in zip(indices, rows, strict=True)}
+
+
+def _seed(message: Message, context: Context) -> int:
+    """Seed of a client's coins: what its own message would give it."""
+    coins = coins_of(context, config_of(message))
+    return seed_of_torch(SecureRandom() if coins is None else coins)
 
 
 def _are_equal(sent: NDArrays, others: NDArrays) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -20,8 +22,10 @@ from fl_dp.accelerator import noise_source
 from fl_dp.accelerator.device_gaussian import DeviceGaussian
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app import train_private
+from fl_dp.ledger import AccountLedger
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import DistributedPlan, LocalPlan, SecureSum
+from fl_dp.promise import NO_PRIVACY
 
 CLIENTS, ROUNDS = 40, 4
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "rounds": ROUNDS, "clipping_norm": 1.0}
@@ -34,6 +38,13 @@ PROMISE: dict[str, Any] = {
 }
 CLIPPING = FixedClipping(norm=1.0)
 NO_PAIR: Any = np.zeros((8, 3))
+RAGGED: Any = ([[1.0, 2.0], [1.0]], np.array([0, 1]))
+PICTURES: Any = ([Image.new("L", (3, 1))] * 2, np.array([0, 1]))
+
+
+def as_any(value: Any) -> Any:
+    """What a type check would refuse."""
+    return value
 
 
 def local_plan() -> LocalPlan:
@@ -174,7 +185,7 @@ def test_another_promise_is_a_plan() -> None:
     plan = DistributedPlan(clipping=CLIPPING, secure_sum=SecureSum(), **PROMISE)
     trained = train_private(line(), clients(), plan=plan)
     assert trained.epsilon <= 50.0
-    assert trained.accuracy is None
+    assert f"accuracy {trained.accuracy:.2f}" == "accuracy nan"  # a line of the tutorial
 
 
 def numbers() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -206,7 +217,7 @@ def test_numbers_have_a_mean_absolute_error_in_their_own_unit_and_no_accuracy() 
     )
     assert trained.mean_absolute_errors[0] == pytest.approx(prices.mean())
     assert trained.mean_absolute_error == trained.mean_absolute_errors[-1] > 100_000.0
-    assert trained.accuracy is None and not trained.accuracies
+    assert np.isnan(trained.accuracy) and not trained.accuracies
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [0, 0], [False, True]])
@@ -229,7 +240,122 @@ def test_numbers_that_are_all_0_or_1_are_asked_about(
     assert ("for two classes with an accuracy give integers" in caplog.text) == warns
 
 
+def test_a_row_a_release_goes_to_a_table_and_to_a_picture(tmp_path: Path) -> None:
+    trained = train_private(line(), clients(), **BUDGET, test=blobs(200, 99), progress=False)
+    assert {tuple(row) for row in trained.history} == {("round", "loss", "accuracy", "epsilon")}
+    assert [row["round"] for row in trained.history] == list(range(ROUNDS + 1))
+    spent = [row["epsilon"] for row in trained.history]
+    assert spent == sorted(spent) and spent[0] == 0.0 and trained.epsilon <= spent[-1] <= 8.0
+    (panel,) = trained.plot(tmp_path / "accuracy.png").axes
+    assert panel.get_ylabel() == "accuracy on test data"
+    assert tuple(panel.lines[0].get_ydata()) == trained.accuracies
+    assert panel.get_title() == str(trained.statement.guarantee if trained.statement else None)
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    unmeasured = train_private(line(), clients(), **BUDGET, progress=False)
+    assert [*unmeasured.history[-1]] == ["round", "epsilon"]
+    assert "there was no test data" in unmeasured.plot().axes[0].texts[0].get_text()
+
+
+def test_a_seed_fixes_who_has_which_rows_and_coins_but_never_noise_or_cohorts() -> None:
+    dropping = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    def weights(seed: int | None, **options: Any) -> Tensor:
+        always: dict[str, Any] = {"rounds": 2, "sampling_rate": 1.0, "progress": False} | options
+        trained = train_private(dropping, blobs(80), partition=CLIENTS, seed=seed, **always)
+        return torch.cat([values.flatten() for values in trained.model.state_dict().values()])
+
+    first = weights(5, baseline=True)
+    assert torch.equal(first, weights(5, baseline=True))
+    assert not torch.allclose(first, weights(6, baseline=True))
+    assert not torch.allclose(weights(None, baseline=True), weights(None, baseline=True))
+    assert not torch.allclose(weights(5, epsilon=8.0), weights(5, epsilon=8.0))  # noise
+    some = {"sampling_rate": 0.5, "baseline": True}
+    assert not torch.allclose(weights(5, **some), weights(5, **some))  # cohorts
+
+
+def test_a_baseline_takes_the_same_steps_without_clipping_and_noise() -> None:
+    means: list[float] = []
+
+    def fit(model: nn.Module, *_: Tensor) -> None:
+        with torch.no_grad():
+            next(model.parameters()).add_(100.0)
+
+    options: dict[str, Any] = {"sampling_rate": 1.0, "fit": fit, "progress": False}
+    for plan in ({"epsilon": 8.0, "rounds": 2}, {"plan": local_plan()}):
+        taken = options if "plan" not in plan else {"fit": fit, "progress": False}
+        trained = train_private(line(), clients(), baseline=True, **plan, **taken)
+        means.append(float(next(trained.model.parameters())[0, 0].detach()))
+        assert trained.statement is None and trained.epsilon == np.inf and trained.delta == 0.0
+        assert "epsilon" not in trained.history[-1]
+        assert trained.plot().axes[0].get_title() == NO_PRIVACY
+    assert means == [200.0, 200.0]  # the whole update of each round
+
+
+def test_a_baseline_ends_its_account_s_total_and_a_cap_refuses_it(tmp_path: Path) -> None:
+    at: dict[str, Any] = {"ledger": tmp_path / "ledger.db", "progress": False}
+    train_private(line(), clients(), **BUDGET, **at)
+    train_private(line(), clients(), **BUDGET, **at, baseline=True)
+    with AccountLedger.read(at["ledger"]) as ledger:
+        assert set(ledger.account.totals().values()) == {np.inf}
+    capped = at | {"ledger": tmp_path / "capped.db", "cap": PrivacyBudget(epsilon=9.0, delta=0.1)}
+    train_private(line(), clients(), **BUDGET, **capped)
+    with pytest.raises(ValueError, match="cap"):
+        train_private(line(), clients(), **BUDGET, **capped, baseline=True)
+
+
+def test_training_stops_where_its_user_says_so_and_the_budget_stays_spent(tmp_path: Path) -> None:
+    def should_stop(server_round: int, result: Result) -> bool:
+        return result.evaluate_metrics_serverapp[server_round]["accuracy"] >= 0.0
+
+    at: dict[str, Any] = {"ledger": tmp_path / "ledger.db", "test": blobs(9, 99)}
+    trained = train_private(line(), clients(), **BUDGET, **at, should_stop=should_stop)
+    assert [row["round"] for row in trained.history] == [0, 1]
+    with AccountLedger.read(at["ledger"]) as ledger:
+        assert 8.0 in ledger.account.totals().values()
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_clients_weigh_by_their_records_up_to_a_cap(baseline: bool) -> None:
+    def fit(model: nn.Module, *_: Tensor) -> None:
+        with torch.no_grad():
+            next(model.parameters()).add_(0.1)
+
+    nearly_without_noise = BUDGET | {"epsilon": 500.0, "rounds": 1, "sampling_rate": 1.0}
+    moved_by = []
+    for cap in (8.0, 32.0):  # each client has 8 records
+        trained = train_private(
+            line(), clients(), **nearly_without_noise, weight_cap=cap, baseline=baseline, fit=fit
+        )
+        moved_by.append(float(next(trained.model.parameters()).detach().mean()))
+    assert moved_by == pytest.approx([0.1, 0.025], rel=0.2 if not baseline else 1e-6)
+
+
 Wrong = Callable[[], Any]
+
+
+def probabilities() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("module", "line_of_it"),
+    [
+        (probabilities, "add up to 1, as after a Softmax"),
+        (lambda: nn.Linear(3, 5), "5 outputs, and the largest label is 1"),
+        (line, None),
+    ],
+)
+def test_a_module_that_would_train_badly_is_told_of(
+    module: Callable[[], nn.Module],
+    line_of_it: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with pytest.raises(ValueError, match="rounds is missing"):
+        train_private(module(), clients(), epsilon=8.0)
+    told = [record.message for record in caplog.records]
+    assert told == [] if line_of_it is None else line_of_it in told[0]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +381,23 @@ Wrong = Callable[[], Any]
         (
             lambda: train_private(line(), clients(), test=with_one(np.inf), **BUDGET),
             "records hold 1 missing or infinite",
+        ),
+        (lambda: train_private(as_any(nn.Linear), clients(), **BUDGET), r"class Linear: give"),
+        (lambda: train_private(as_any(print), clients(), **BUDGET), "must be a PyTorch module"),
+        (
+            lambda: train_private(line(), blobs(9), partition=as_any(3.0), **BUDGET),
+            "write partition=3",
+        ),
+        (
+            lambda: train_private(line(), blobs(2), partition=as_any([[True, False]]), **BUDGET),
+            r"np.flatnonzero\(mask\)",
+        ),
+        (lambda: train_private(line(), [RAGGED] * 5, **BUDGET), "rows have different lengths"),
+        (lambda: train_private(line(), [PICTURES] * 5, **BUDGET), "got pictures of PIL"),
+        (lambda: train_private(line(), clients(), **BUDGET, seed=-1), "seed must lie in"),
+        (
+            lambda: train_private(line(), clients(), **BUDGET, should_stop=as_any(3)),
+            "should_stop must be a function",
         ),
     ],
 )

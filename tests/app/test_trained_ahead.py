@@ -21,7 +21,7 @@ from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.message_keys import INSTRUCTION_KEY
+from fl_dp.protocol.message_keys import COINS_SEED_KEY, INSTRUCTION_KEY
 from fl_dp.tasks.training import plain_sgd
 
 COUNTS = (5, 8, 0, 3, 8, 1)
@@ -172,6 +172,16 @@ def test_coins_are_each_client_s_and_the_process_keeps_its_own() -> None:
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # type: ignore[index]  # no dict
     assert (first != second).any() and (second != third).any() and (first != third).any()
+
+
+def test_with_a_seed_a_client_has_the_same_coins_together_and_alone(groups: list[int]) -> None:
+    dropping = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)).double()
+    seeded: dict[str, Any] = {COINS_SEED_KEY: 7, "server-round": 2}
+    together = [vector(reply) for reply in Round(PARTS, dropping).replies(range(2), **seeded)]
+    for number, values in enumerate(together):
+        (reply,) = Round(PARTS, dropping).replies([number], **seeded)
+        np.testing.assert_allclose(vector(reply), values, rtol=0, atol=1e-14)
+    assert groups == [2]
 
 
 def test_train_private_trains_a_round_in_one_go_unless_its_user_trains(groups: list[int]) -> None:
