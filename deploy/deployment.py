@@ -93,6 +93,11 @@ class Deployment:
         del name
         return ("flower-supernode", "--insecure")
 
+    @staticmethod
+    def _words(node_config: Mapping[str, str | int | float]) -> str:
+        """A node's configuration, as its SuperNode takes it."""
+        return " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
+
     def _health(self) -> tuple[str, ssl.SSLContext | None]:
         """The address that answers once the SuperLink is up, and whom to trust there."""
         return f"http://127.0.0.1:{self._port}/health", None
@@ -129,7 +134,6 @@ class Deployment:
         through: int | None = None,
     ) -> None:
         """Start a SuperNode; `through` is the port of something between it and the SuperLink."""
-        said = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         self._nodes[name] = self._start(
             name,
             *self._supernode(name),
@@ -138,7 +142,7 @@ class Deployment:
             "--port",
             str(free_port()),
             "--node-config",
-            said,
+            self._words(node_config),
         )
 
     def leave(self, name: str) -> None:

@@ -117,6 +117,7 @@ def _of_named_app(policy: GatePolicy) -> list[str]:
         "of one app, whose code the owner trusts; each other app is refused",
         f"It lets a run set {_listed(keys.run_config)}, and a training message "
         f"{_listed(keys.message_config)}; each other value is refused",
+        "It lets a server name arrays by numbers, or as dp-shared-parameters lists them",
         f"It trusts the app's packages as they are: {keys.environment}",
         f"It charges each training as {plan.steps} steps of noise multiplier "
         f"{plan.noise_multiplier:g} on samples of rate {plan.sampling_rate:g}: {_price(plan)}",

@@ -5,11 +5,12 @@ Epsilon, seeds and epochs come from a run's configuration or a message, both fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.clients.owner.node_policy import PolicyRefusal
 from fl_dp.clients.records import Config, config_of, only_record
 from fl_dp.codec import decode_text, encode_text
@@ -60,6 +61,7 @@ def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
                 "`config` alone: leave the names of records to Flower's strategies"
             )
     key, model = only_record(message.content.array_records, "ArrayRecord")
+    require_pinned_names(model, policy)
     config = config_of(message)
     plan = plan_by_terms(config, policy)
     fixed: Config = {RECORD_PLAN_KEY: encode_text(plan)}
@@ -72,6 +74,21 @@ def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
     _require_pinned(dict.fromkeys(pinned) | others, pinned, "dp-gate-message-config")
     name = next(iter(message.content.config_records), "config")
     return RecordDict({key: model, name: ConfigRecord({**pinned, **fixed})})
+
+
+def require_pinned_names(arrays: Iterable[str], policy: GatePolicy) -> None:
+    """Refuse names of a model's arrays that are no numbers in order, and not the owner's.
+
+    Raises:
+        PolicyRefusal: Its text is the line by which the owner would allow them.
+    """
+    names = list(arrays)
+    listed = NodeConfig.of(policy.node_config).shared_parameters or ()
+    if not set(names) <= set(listed) and names != [str(index) for index in range(len(names))]:
+        raise PolicyRefusal(
+            "the server names the model's arrays, and the named app gets names of its owner's "
+            f"alone: write dp-shared-parameters: {','.join(names)!r:.4000}"
+        )
 
 
 def plan_by_terms(config: Config, policy: GatePolicy) -> RecordPlan:

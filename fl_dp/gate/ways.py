@@ -37,10 +37,11 @@ from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.introduction import Ability
+from fl_dp.protocol.introduction import Ability, forms_from_json
 from fl_dp.protocol.message_keys import (
     INSTRUCTION_KEY,
     METRICS_KEY,
+    MODEL_KEY,
     SCALARS_METRIC,
     STATISTIC_QUERY_KEY,
 )
@@ -58,7 +59,7 @@ from .metrics import (
     require_allowed_query,
     summed_evaluation,
 )
-from .pinned import pinned_content, plan_by_terms, require_pinned_run
+from .pinned import pinned_content, plan_by_terms, require_pinned_names, require_pinned_run
 from .policy import GatePolicy, GatePromise
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -338,9 +339,11 @@ class RecordWay(Way):
         raise PolicyRefusal("this gate passes on what one app trains, and follows no instruction")
 
     def require_rehearsed(self, config: Config) -> None:
-        """Refuse another configuration than the owner's, or other terms."""
+        """Refuse another configuration than the owner's, other names of arrays, or other terms."""
         super().require_rehearsed(config)
         require_pinned_run(self._run, self._policy)
+        if MODEL_KEY in config:
+            require_pinned_names(forms_from_json(str(config[MODEL_KEY])), self._policy)
         _ = plan_by_terms(config, self._policy)
 
     def training(self, app: ClientAppCallable) -> Chain:

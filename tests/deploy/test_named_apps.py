@@ -106,6 +106,7 @@ class NamedApps(Deployment):
             "dp-gate-dp-sgd": terms,
             "dp-gate-run-config": {"hydra-overrides": "seed=7"},
             "dp-gate-environment": sys.prefix,
+            "dp-shared-parameters": "w",
             "dp-gate-answer-after": 45.0,
         }
         policy = self._folder / f"{name}.yaml"

@@ -30,8 +30,8 @@ from fl_dp.plan.plan_base import ANOTHER_APP
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.protocol.introduction import NodeIdentity
-from fl_dp.protocol.message_keys import IDENTITY_ACTION, INSTRUCTION_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.introduction import NodeIdentity, forms_to_json
+from fl_dp.protocol.message_keys import IDENTITY_ACTION, INSTRUCTION_KEY, MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.statement import RecordStatement, record_statement, statement_markdown
 from fl_dp.statement.check import statement_differences
 from fl_dp.strategies import LawSelection, UnprotectedFedAvg
@@ -67,6 +67,7 @@ RECORD: dict[str, Any] = {
     "dp-gate-run-config": OVERRIDES,
     "dp-gate-message-config": {"lr": 0.1},
     "dp-gate-environment": "/srv/app/venv",
+    "dp-shared-parameters": "w,steps",
 }
 PLAN = record_plan(
     epsilon=4.0,
@@ -326,6 +327,34 @@ def test_a_record_under_a_name_of_the_server_s_is_refused(named: Any) -> None:
     here.step()
     assert here.server.arrived[0].message.error.reason == "PolicyRefusal"
     assert not here.seen
+
+
+@pytest.mark.parametrize(
+    ("names", "listed", "passes"),
+    [
+        (["0", "1"], None, True),
+        (["1", "0"], None, False),
+        (["w", "bias"], "w,bias,head", True),
+        (["w", "epsilon 100"], "w,bias", False),
+        (["w.epsilon 100"], "w.*", False),  # allowed, and the server's choice
+        (["w"], None, False),
+    ],
+)
+def test_names_of_arrays_are_numbers_or_the_owner_s(
+    named: Any, names: list[str], listed: str | None, passes: bool
+) -> None:
+    here = named(adding(1.0), **{"dp-shared-parameters": listed})
+    model = {name: np.zeros(2) for name in names}
+    forms = {name: ((2,), "float64") for name in names}
+    told = introduced(here, {RECORD_PLAN_KEY: encode_text(PLAN), MODEL_KEY: forms_to_json(forms)})
+    here.server.train(model, PURE)
+    here.step()
+    assert told.refuses == (not passes)
+    if not passes:
+        refused(here)
+        return
+    [seen] = here.seen
+    assert list(seen.content["arrays"]) == names
 
 
 # An app that fails, and a gate that ends.
