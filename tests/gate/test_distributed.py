@@ -15,6 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from gated_site import PROJECT, RUN, App, Gates, adding, bundle, replying
 from local_grid import LocalGrid
 from numpy.typing import NDArray
+from opposite_apps import WRONGS, misbehaving
+from owned_clock import OwnedClock
 from secure_nodes import SecureNodes
 from secure_trainings import plan_of
 
@@ -121,6 +123,28 @@ def test_keys_and_shares_are_the_gate_s_own_and_lie_beside_its_ledger(tmp_path: 
         assert kinds == {"train"}
         asked = {arrived.message.metadata.message_type for arrived in here.server.arrived}
         assert len(asked) > 3  # of which the app saw none
+
+
+def test_the_server_sees_no_more_of_an_app_that_misbehaves_than_of_one_that_does_not(
+    tmp_path: Path, owned: OwnedClock
+) -> None:
+    """Sizes, order and instants since a pull, of all calls but pieces of one message."""
+    gates = gates_of(tmp_path, *[adding(0.1)] * NODES)
+    behaves, misbehaves, _ = gates.sites
+    misbehaves.app = misbehaving(misbehaves, owned)
+    rounds = len(WRONGS)
+    trained(tmp_path, gates, plan_of(NODES, rounds=rounds), rounds=rounds)
+    told = []
+    for here in (behaves, misbehaves):
+        pulled, calls = 0.0, list[tuple[str, float, int]]()
+        for call, time, size in here.server.calls:
+            if call == "pull-messages":
+                pulled = time
+            if call not in ("push-object", "pull-object"):
+                calls.append((call, round(time - pulled, 6), size))
+        told.append(calls)
+        assert here.charges() == rounds
+    assert told[0] == told[1]
 
 
 def test_the_mark_of_work_goes_only_after_its_answer_has_left(tmp_path: Path) -> None:

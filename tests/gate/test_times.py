@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message
-from gated_site import Server, Site, adding
+from gated_site import Server, adding, bundle
+from opposite_apps import misbehaving
 from owned_clock import OwnedClock
 
 from fl_dp import clock
@@ -131,46 +133,46 @@ def test_a_refusal_leaves_soon(site: Any, leaves: list[float]) -> None:
     assert leaves == [PULLS + 2.0]
 
 
-def behaves(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
-    return list(adding(1.0)(message))
+POLICIES: dict[str, dict[str, Any]] = {
+    "local": {},
+    "clip": {"dp-gate-noise-multiplier": None, "dp-max-epsilon": None},
+    "record": {
+        "dp-gate-noise-multiplier": None,
+        "dp-gate-clipping-norm": None,
+        "dp-allowed-apps": f"hospital/heart@{sha256(bundle()).hexdigest()}",
+        "dp-gate-dp-sgd": {
+            "noise-multiplier": 1.1,
+            "sampling-rate": 0.05,
+            "steps": 20,
+            "clipping-norm": 1.0,
+        },
+        "dp-gate-environment": "/srv/app/venv",
+        "dp-shared-parameters": "w",
+    },
+}
 
 
-def is_late(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
-    owned.sleep(2.3 if len(here.seen) % 2 else 18.7)
-    return list(adding(1.0)(message))
-
-
-def dies(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
-    if len(here.seen) % 3:
-        here.node.call("activate-node")  # another SuperNode has come, and takes the message
-    return []
-
-
-def sends_more(here: Site, owned: OwnedClock, message: Message) -> list[Message | Parts]:
-    junk = Message(message.content, reply_to=message)
-    junk.metadata.__dict__["_reply_to_message_id"] = "f" * 64
-    return [junk, *adding(1.0)(message), *adding(1.0)(message)]
-
-
-@pytest.mark.parametrize("app", [is_late, dies, sends_more])
+@pytest.mark.parametrize("promise", POLICIES)
 def test_all_instants_that_the_server_sees_are_those_of_an_app_that_behaves(
-    site: Any, owned: OwnedClock, app: Any
+    site: Any, owned: OwnedClock, promise: str
 ) -> None:
-    """Pulls, receipts and answers of 20 rounds, with their sizes, after two apps."""
+    """Pulls, receipts and answers of 20 rounds, with their sizes, after two opposite apps."""
     told = []
-    for name, work in (("behaves", behaves), ("other", app)):
-        here = site(adding(0.0), name)
-        here.app = partial(work, here, owned)
+    for name in ("behaves", "misbehaves"):
+        here = site(adding(1.0), name, **{"dp-gate-promise": promise} | POLICIES[promise])
+        if name == "misbehaves":
+            here.app = misbehaving(here, owned)
         start = clock.now()
         for _ in range(20):
-            here.server.train(MODEL)
+            here.server.train(MODEL, {"server-round": 1})
             here.step()
         # Objects of one answer are pushed by several threads at once.
         told.append(
             sorted((round(time - start, 6), call, size) for call, time, size in here.server.calls)
         )
+        assert len(here.server.arrived) == 20
+        assert not any(arrived.message.has_error() for arrived in here.server.arrived)
     assert told[0] == told[1]
-    assert {call for _, call, _ in told[0]} >= {"pull-messages", "push-messages"}
 
 
 def test_receipt_is_confirmed_before_anything_is_judged_and_after_the_message_is_on_disk(

@@ -325,6 +325,7 @@ class Site:
         node: The SuperNode.
         gate: Judges what the site gets and sends.
         kept: File of the message that is worked on.
+        keeper: Writes it.
         link: The gate's calls.
         loop: Its work.
     """
@@ -367,7 +368,8 @@ class Site:
         """Start the gate, as after a crash."""
         self.link = link = Link(self.server.post, NodeKey())
         link.join()
-        self.loop = GateLoop(link, self.node, self.gate, Keeper(self.kept))
+        self.keeper = Keeper(self.kept)
+        self.loop = GateLoop(link, self.node, self.gate, self.keeper)
         self.loop.resume()
 
     def rewrite(self, **changed: Any) -> None:
