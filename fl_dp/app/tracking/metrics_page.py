@@ -1,37 +1,25 @@
 """Released values and process figures for Prometheus, and whether the run is alive.
 
-    GET /metrics    Prometheus' text format, version 0.0.4
-    GET /health     200 while the run goes on
-
 The page is a tracker: it gets what trackers get, by the same closed list, and shows no time. It
-changes at whole minutes: a reader can't tell when a round ended. It answers only on this machine's
-loopback.
+changes at whole minutes: a reader can't tell when a round ended.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from fl_dp import __version__
 from fl_dp.tasks.public_scores import METRICS, NUMBERS
 
+from .loopback_page import LoopbackPage, PageGauge
 from .tracker import RunStart, Scalar, whole_minute
 
-_HOST = "127.0.0.1"
 _PREFIX = "fl_dp_"
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_OWN_NAMES = (_HOST, "localhost")
 _MEBIBYTE = 2**20
 _COARSE = 64 * _MEBIBYTE  # so large that a few more replies do not show
 _MANY = 256
@@ -52,7 +40,7 @@ _HELP = {
 }
 
 
-class MetricsPage(Collector):
+class MetricsPage:
     """A page for Prometheus, from a run's start to its end."""
 
     def __init__(self, port: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -71,14 +59,13 @@ class MetricsPage(Collector):
         self._shown: dict[str, float] = {}
         self._minute = whole_minute(clock())
         try:
-            self._server = _Server((_HOST, port), self)
+            self._page = LoopbackPage(port, self._gauges)
         except OSError as error:
             raise ValueError(
-                f"tracking.metrics_port={port} can't be used on {_HOST} ({error.strerror}): "
+                f"tracking.metrics_port={port} can't be used on 127.0.0.1 ({error.strerror}): "
                 "another run or program has it; choose another port, or leave it out"
             ) from error
-        self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        self.port = self._page.port
 
     def started(self, run: RunStart) -> None:
         """Show what the run promises."""
@@ -111,81 +98,25 @@ class MetricsPage(Collector):
 
     def close(self) -> None:
         """Free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._page.close()
 
-    def text(self) -> str:
-        """The page now, without the process's other collectors."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry).decode()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what is shown now as gauges."""
+    def _gauges(self) -> Iterator[PageGauge]:
+        """Yield what is shown now."""
         with self._lock:
             self._turn()
             shown = {**self._facts, **self._shown}
-            run = self._run
-        info = GaugeMetricFamily(f"{_PREFIX}info", "Version of fl-dp.", labels=["version"])
-        info.add_metric([__version__], 1.0)
-        yield info
+            run = {"run": self._run}
+        yield PageGauge(f"{_PREFIX}info", "Version of fl-dp.", 1.0, {"version": __version__})
         for name, value in sorted(shown.items()):
-            gauge = GaugeMetricFamily(
-                name, _HELP.get(name.removeprefix(_PREFIX), ""), labels=["run"]
-            )
-            gauge.add_metric([run], value)
-            yield gauge
+            yield PageGauge(name, _HELP.get(name.removeprefix(_PREFIX), ""), value, run)
         for name, (value, meaning) in sorted(_process().items()):
-            yield GaugeMetricFamily(name, meaning, value=value)
+            yield PageGauge(name, meaning, value)
 
     def _turn(self) -> None:
         """At a new minute, show the values from before it."""
         minute = whole_minute(self._clock())
         if minute != self._minute:
             self._minute, self._shown = minute, self._values
-
-
-class _Server(ThreadingHTTPServer):
-    """Answers on loopback; a client that hangs up early is not an error."""
-
-    daemon_threads = True
-    # A port that was closed a moment ago can be opened again; one that is open can't.
-    allow_reuse_address = True
-
-    def __init__(self, address: tuple[str, int], page: MetricsPage) -> None:
-        self.page = page
-        super().__init__(address, _Handler)
-
-    def handle_error(self, *_: object) -> None:
-        """Print nothing: the standard library would write to the run's log."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = 10.0
-    server_version, sys_version = "fl-dp", ""
-
-    def do_GET(self) -> None:
-        # A page of the web that got its name resolved to 127.0.0.1 asks under that name.
-        if (self.headers.get("Host") or _HOST).partition(":")[0] not in _OWN_NAMES:
-            self._answer(403, "text/plain", "ask for 127.0.0.1\n")
-        elif self.path == "/metrics":
-            self._answer(200, _TEXT, self.server.page.text())
-        elif self.path == "/health":
-            self._answer(200, "application/json", json.dumps({"status": "alive"}) + "\n")
-        else:
-            self._answer(404, "text/plain", "there are /metrics and /health\n")
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing: the page's readers are no part of the run's log."""
-
-    def _answer(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response_only(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 def _process() -> dict[str, tuple[float, str]]:
