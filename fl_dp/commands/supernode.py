@@ -15,6 +15,7 @@ from .console import exit_on_errors, fail, note, out, tell
 
 if TYPE_CHECKING:  # with what it imports, which other commands can spare
     from fl_dp.gate.app_user import AppUser
+    from fl_dp.gate.figures import GateFigures
     from fl_dp.gate.gate import Gate
     from fl_dp.gate.gated_supernode import LinkOptions
     from fl_dp.gate.isolation import Guarded
@@ -74,6 +75,17 @@ def supernode(
             "ledger and open sockets: what is enforced holds for apps that don't try.",
         ),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="Port of 127.0.0.1 with /metrics for Prometheus: budget left, answers, refusals, "
+            "when the SuperLink was seen, and when its certificate ends.",
+        ),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -117,16 +129,43 @@ def supernode(
         return
     isolated = user is not None and found_isolated(policy, user, guarded)
     with exit_on_errors():
+        from fl_dp.gate.figures import GateFigures
         from fl_dp.gate.gated_supernode import checked_gate
 
         link_options, others = _link_options(options)
-        gate, link = checked_gate(policy, isolated=isolated), link_options.link()
+        figures = GateFigures()
+        gate, link = checked_gate(policy, isolated=isolated), link_options.link(figures)
+        if metrics_port is not None:
+            _serve_figures(metrics_port, figures, policy)
     note(_words_of_isolation(app_user, isolated=isolated))
-    _run(gate, link, policy, desk_socket, others)
+    _run(gate, link, policy, desk_socket, others, figures)
+
+
+def _serve_figures(port: int, figures: GateFigures, policy: Path) -> None:
+    """Show figures to Prometheus from now on.
+
+    Raises:
+        ValueError: The port is in use.
+    """
+    from fl_dp.app.tracking.loopback_page import LoopbackPage, PageGauge
+    from fl_dp.gate.figures import FiguresOfNode
+
+    shown = FiguresOfNode(figures, policy)
+    try:
+        LoopbackPage(port, lambda: (PageGauge(*figure) for figure in shown()))
+    except OSError as error:
+        raise ValueError(
+            f"--metrics-port {port} can't be used on 127.0.0.1 ({error.strerror}): choose another"
+        ) from error
 
 
 def _run(
-    gate: Gate, link: Link, policy: Path, desk_socket: Path | None, supernode: list[str]
+    gate: Gate,
+    link: Link,
+    policy: Path,
+    desk_socket: Path | None,
+    supernode: list[str],
+    figures: GateFigures,
 ) -> NoReturn:
     """Run a gate; without a socket for its desk, with desk and SuperNode of its own."""
     from fl_dp.gate.gated_supernode import own_site, run_gate
@@ -135,11 +174,11 @@ def _run(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
         if desk_socket is not None:
-            run_gate(gate, link, policy, desk_socket, lambda: None)
+            run_gate(gate, link, policy, desk_socket, lambda: None, figures)
         python = [sys.executable, "-P", "-m"]
         node = [*python, "fl_dp.app.local.local_supernode", *supernode]
         with own_site(node, [*python, "fl_dp.app.local.local_desk"]) as (gate_socket, started):
-            run_gate(gate, link, policy, gate_socket, started.kill)
+            run_gate(gate, link, policy, gate_socket, started.kill, figures)
     except (LinkLost, LinkRefused) as error:
         fail(f"{error}", status=2)
 

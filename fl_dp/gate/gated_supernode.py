@@ -27,6 +27,7 @@ from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
 from fl_dp.clients.unfinished_participation import name_of_data
 
 from .description import describe_gate
+from .figures import GateFigures
 from .flower_wire import require_fitting_flower
 from .gate import Gate
 from .gate_site import SiteAtSocket
@@ -57,8 +58,8 @@ class LinkOptions:
     roots: Path | None
     key: Path | None
 
-    def link(self) -> Link:
-        """A link that has not joined yet.
+    def link(self, figures: GateFigures) -> Link:
+        """A link that has not joined yet, and tells `figures` of its SuperLink.
 
         Raises:
             OSError: A file can't be read.
@@ -68,7 +69,7 @@ class LinkOptions:
         trust = None
         if not self.insecure:
             trust = ssl.create_default_context(cafile=self.roots)
-        return Link(SignedPost(self.superlink, key, trust), key)
+        return Link(SignedPost(self.superlink, key, trust, figures), key)
 
 
 def checked_gate(policy: Path, *, isolated: bool) -> Gate:
@@ -87,7 +88,12 @@ def checked_gate(policy: Path, *, isolated: bool) -> Gate:
 
 
 def run_gate(
-    gate: Gate, link: Link, policy: Path, desk_socket: Path, abandon: Callable[[], None]
+    gate: Gate,
+    link: Link,
+    policy: Path,
+    desk_socket: Path,
+    abandon: Callable[[], None],
+    figures: GateFigures,
 ) -> NoReturn:
     """Join, and answer messages until this process is ended.
 
@@ -97,6 +103,7 @@ def run_gate(
         policy: The owner's file.
         desk_socket: Unix socket of the gate's, to which the desk connects.
         abandon: Ends a SuperNode whose app was late.
+        figures: Counts answers.
 
     Raises:
         LinkRefused: The SuperLink refuses this node.
@@ -107,7 +114,7 @@ def run_gate(
     logger.info("the node %d has joined, behind its gate", link.node_id)
     site = SiteAtSocket(desk_socket, link.node_id, abandon)
     threading.Thread(target=_beat, args=(link,), name="heartbeat", daemon=True).start()
-    loop = GateLoop(link, site, gate, Keeper(_message_file(policy)))
+    loop = GateLoop(link, site, gate, Keeper(_message_file(policy)), figures)
     try:
         loop.resume()
         while True:

@@ -21,6 +21,7 @@ from flwr.app import Message
 
 from fl_dp import clock
 
+from .figures import GateFigures
 from .flower_wire import (
     CALLS,
     FLEET,
@@ -33,7 +34,7 @@ from .flower_wire import (
 )
 from .superlink_signs import LinkLost as LinkLost
 from .superlink_signs import NotReached as NotReached
-from .superlink_signs import Signs, connection_to, http_answer
+from .superlink_signs import connection_to, http_answer
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -97,16 +98,20 @@ class SignedPost:
     """Calls over HTTP, from several threads, each signed.
 
     Attributes:
-        signs: What the last answer told of the SuperLink; None: there was none.
-        seen: When that was, in seconds since 1970.
+        figures: What answers told of the SuperLink.
     """
 
-    def __init__(self, address: str, key: NodeKey, trust: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: NodeKey,
+        trust: ssl.SSLContext | None,
+        figures: GateFigures | None = None,
+    ) -> None:
         """Call the SuperLink at `host:port`; `trust` None: without TLS."""
         self._address, self._key, self._trust = address, key, trust
         self._idle: list[HTTPConnection] = []
-        self.signs: Signs | None = None
-        self.seen = 0.0
+        self.figures = GateFigures() if figures is None else figures
 
     def __call__(self, name: str, body: bytes) -> bytes:
         """Make one call. What the first answer tells of the SuperLink is logged.
@@ -130,10 +135,10 @@ class SignedPost:
         self._idle.append(connection)
         if status in _BUSY:
             raise NotReached(f"status {status}")
-        if self.signs is None:
+        if self.figures.signs is None:
             for line in signs.cautions():
                 logger.warning("%s", line)
-        self.signs, self.seen = signs, clock.date()
+        self.figures.signs, self.figures.seen = signs, clock.date()
         if status == 200:
             return content
         reason = f"status {status}: {content[:200]!r}"

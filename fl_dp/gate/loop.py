@@ -21,6 +21,7 @@ from fl_dp.protocol.flower_compat import ErrorCode, bundle_name_and_version
 from fl_dp.user_code import Contained
 
 from .app_starts import AppStarts
+from .figures import GateFigures
 from .flower_wire import Parts, config_of_run, message_of
 from .gate import PULLS, Gate, Ruling, welcome_in
 from .gate_site import Site
@@ -55,10 +56,18 @@ class _Work:
 class GateLoop:
     """A gate between its SuperLink and its site."""
 
-    def __init__(self, link: Link, site: Site, gate: Gate, keeper: Keeper) -> None:
-        """Start the grid now; the link has joined."""
+    def __init__(
+        self,
+        link: Link,
+        site: Site,
+        gate: Gate,
+        keeper: Keeper,
+        figures: GateFigures | None = None,
+    ) -> None:
+        """Start the grid now; the link has joined. `figures` counts answers."""
         self._link, self._site, self._gate, self._keeper = link, site, gate, keeper
         self._starts = AppStarts(site)
+        self._figures = GateFigures() if figures is None else figures
         self._start = clock.now()
         self._busy_until = self._start
         self._runs: dict[int, JudgedRun] = {}  # as first received
@@ -116,6 +125,7 @@ class GateLoop:
         if work is None:
             refused = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "unreadable")
             self._link.push(Message(refused, reply_to=shell))
+            self._figures.refusals += 1
         else:
             self._answer(work)
 
@@ -161,6 +171,10 @@ class GateLoop:
                 assert introduction.answer_after is not None  # a gate tells it
                 app = self._runs[asked.metadata.run_id].app
                 self._starts.begin(asked, app, _OF_THE_APP * introduction.answer_after)
+            if answer.has_error():
+                self._figures.refusals += 1
+            elif ruling.answer_after is not None:
+                self._figures.answers += 1
         self._keeper.remove()
 
     def _wait_for_a_step(self, began: float) -> None:

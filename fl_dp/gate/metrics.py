@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,16 @@ logger = logging.getLogger("flwr.fl_dp.client")
 _EXAMPLES = "num-examples"
 
 
-def numbers_in(reply: Message, names: Iterable[str]) -> dict[str, float]:
+def numbers_in(reply: Message, names: Sequence[str]) -> dict[str, float]:
     """A reply's numbers under these names; other values are left out.
 
     Raises:
-        ValueError: It is an error, or has not exactly one MetricRecord.
+        ValueError: It is an error, or has not exactly one MetricRecord to read them from.
     """
     if reply.has_error():
         raise ValueError("the app replied with an error")
+    if not names:
+        return {}
     _, record = only_record(reply.content.metric_records, "MetricRecord")
     numbers = {name: number_in(record, name) for name in names}
     return {name: number for name, number in numbers.items() if not math.isnan(number)}

@@ -33,7 +33,7 @@ from fl_dp.clients.secure_sum_client import secure_sum_mod
 from fl_dp.clients.unfinished_participation import RunIsOver, UnfinishedParticipation
 from fl_dp.codec import encode_text
 from fl_dp.files import StorageUnavailable
-from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
+from fl_dp.mechanisms import SecureRandom, clip_by_norm
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.instruction import RoundInstruction
@@ -483,18 +483,13 @@ def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
             reply = app(message, context)
             if reply.has_error():
                 raise ValueError("the app replied with an error")
-            sums.add(only_array_record(reply.content), _measured(reply, instruction.bundle))
+            numbers = numbers_in(reply, [metric.name for metric in instruction.bundle.metrics])
+            sums.add(only_array_record(reply.content), numbers)
         metrics = MetricRecord({"num-examples": 1, SCALARS_METRIC: sums.scalars.tolist()})
         content = RecordDict({key: sums.updates.steps(), METRICS_KEY: metrics})
         return Message(content, reply_to=message)
 
     return handle
-
-
-def _measured(reply: Message, bundle: GaussianBundle) -> dict[str, float]:
-    if not bundle.metrics:
-        return {}
-    return numbers_in(reply, [metric.name for metric in bundle.metrics])
 
 
 def _policy_without_offer(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from fl_dp.commands.app import app
 from fl_dp.gate import gated_supernode as gated
 from fl_dp.gate import isolation
 from fl_dp.gate.app_user import AppUser
+from fl_dp.gate.figures import GateFigures
 from fl_dp.gate.gate import Gate
 from fl_dp.gate.gated_supernode import LinkOptions
 from fl_dp.gate.isolation import Attempt, Guarded
@@ -65,7 +68,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     gates: list[Started] = []
     made: list[Any] = []
 
-    def link(options: LinkOptions) -> str:
+    def link(options: LinkOptions, figures: GateFigures) -> str:
         made.append(options)
         return "link"
 
@@ -74,7 +77,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
         made.append(supernode)
         yield Path("own"), SimpleNamespace(kill=None)
 
-    def ran(gate: Any, link: str, policy: Path, desk_socket: Path, abandon: Any) -> NoReturn:
+    def ran(
+        gate: Any, link: str, policy: Path, desk_socket: Path, abandon: Any, figures: GateFigures
+    ) -> NoReturn:
         options, *commands = made
         supernode = [word for command in commands for word in command[4:]]
         gates.append(Started(supernode, desk_socket, options))
@@ -163,6 +168,29 @@ def test_a_superlink_that_refuses_the_node_ends_in_one_line(
     ended = run("--policy", policy, *APART, *LINK)
     assert ended.exit_code == 2
     assert str(error) in said_by(ended)
+
+
+def test_a_gate_shows_its_figures_to_prometheus_on_loopback(
+    policy: Path, started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("--policy", policy, *APART, *LINK, "--metrics-port", port)
+        assert ended.exit_code == 2 and not started
+        assert f"--metrics-port {port} can't be used" in said_by(ended)
+    pages: list[str] = []
+
+    def ran(*told: Any) -> NoReturn:
+        told[-1].answers = 7
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            pages.append(page.read().decode())
+        sys.exit(0)
+
+    monkeypatch.setattr(gated, "run_gate", ran)
+    assert run("--policy", policy, *APART, *LINK, "--metrics-port", port).exit_code == 0
+    [page] = pages
+    assert "fl_dp_node_answers 7.0\n" in page
+    assert "fl_dp_node_epsilon_left 8.0\n" in page
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, *attempts: Attempt, uid: int = 0) -> list[Guarded]:

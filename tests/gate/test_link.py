@@ -216,8 +216,8 @@ def test_a_near_end_of_a_certificate_and_a_wrong_clock_are_said_once_at_the_star
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(said)
     assert all(text in line for text, line in zip(said, lines, strict=True))
-    assert post.signs is not None
-    assert post.signs.certificate_ends == pytest.approx(time.time() + ends * 86400, abs=60)
+    assert post.figures.signs is not None
+    assert post.figures.signs.certificate_ends == pytest.approx(time.time() + ends * 86400, abs=60)
 
 
 def test_a_clock_that_is_an_hour_off_is_why_each_call_is_refused(

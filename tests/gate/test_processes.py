@@ -17,6 +17,7 @@ from waiting import until
 
 from fl_dp.clients.owner.node_config import NodeConfigError
 from fl_dp.gate import flower_wire, gated_supernode
+from fl_dp.gate.figures import GateFigures
 from fl_dp.gate.flower_wire import CALLS, Call, require_fitting_flower
 from fl_dp.gate.gate import Gate
 from fl_dp.gate.gated_supernode import KeptUp, checked_gate, own_site, run_gate
@@ -116,7 +117,7 @@ def test_a_gate_joins_works_and_says_goodbye(
     monkeypatch.setattr(gated_supernode, "_beat", lambda link: None)
     link = Link(server.post, NodeKey())
     with pytest.raises(LinkLost):
-        run_gate(Gate(policy), link, policy, tmp_path / "gate.sock", lambda: None)
+        run_gate(Gate(policy), link, policy, tmp_path / "gate.sock", lambda: None, GateFigures())
     assert [asked.node.node_id for asked in pulls] == [NODE] * 3
     assert [asked.node_id for asked in left] == [NODE] * 2  # type: ignore[attr-defined]  # protobuf
 

@@ -20,6 +20,7 @@ from node_charges import charges_of
 
 from fl_dp import clock
 from fl_dp.gate.desk import Desk, DeskAnswer
+from fl_dp.gate.figures import GateFigures
 from fl_dp.gate.flower_wire import (
     CALLS,
     ObjectTree,
@@ -328,6 +329,7 @@ class Site:
         keeper: Writes it.
         link: The gate's calls.
         loop: Its work.
+        figures: What it has counted since its start.
     """
 
     def __init__(
@@ -369,7 +371,8 @@ class Site:
         self.link = link = Link(self.server.post, NodeKey())
         link.join()
         self.keeper = Keeper(self.kept)
-        self.loop = GateLoop(link, self.node, self.gate, self.keeper)
+        self.figures = GateFigures()
+        self.loop = GateLoop(link, self.node, self.gate, self.keeper, self.figures)
         self.loop.resume()
 
     def rewrite(self, **changed: Any) -> None:
