@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeVar
 
 from fl_dp.promise import NO_PRIVACY, UNITS, brief_epsilon, delta_rounded_up, is_promise
-
-UNKNOWN = "not known"
-"""Text for a part of a promise that a file does not tell."""
 
 ENDED_EARLY = (
     "The training ended early. What was spent is a promise only if no release had a part in "
@@ -41,6 +38,21 @@ class Against(StrEnum):
     """Each client adds its own noise."""
     OF_EACH_RUN = "whom each run's promise names"
     """What runs of different promises add up to, in an account."""
+
+
+ENGLISH = {
+    "promise.nothing": NO_PRIVACY,
+    "promise.unknown": "not known",
+    "promise.of_budget": "{epsilon} of {budget}",
+    "promise.at_most": "at most {budget}",
+    "promise.so_far": "{epsilon} of {budget} so far",
+    "promise.early": "{epsilon} stated, {spent} spent",
+    "promise.why": ENDED_EARLY,
+    "promise.terms": "at delta {delta}, {unit} ({neighbours}), against {against}",
+    **{f"promise.unit.{unit}": f"one {unit}" for unit in UNITS},
+    **{f"promise.against.{against.name.lower()}": str(against) for against in Against},
+}
+"""Words of a promise; a page's language has its own by the same keys."""
 
 
 class _Budget(Protocol):
@@ -119,6 +131,17 @@ class Guarantee:
         )
 
     @classmethod
+    def together(cls, epsilon: float | None, delta: float, *, unit: str, neighbours: str) -> Self:
+        """Return what runs of different promises add up to, or may."""
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            unit=unit,
+            neighbours=neighbours,
+            against=Against.OF_EACH_RUN,
+        )
+
+    @classmethod
     def read(cls, document: object) -> Self | None:
         """Return a guarantee from JSON of anybody; a part that is no such value is None.
 
@@ -172,12 +195,22 @@ class Guarantee:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
+    def first(self) -> float | None:
+        """The stated epsilon; before it what was spent, then the budget; None if none is known."""
+        numbers = (self.epsilon, self.spent, self.budget)
+        return next((number for number in numbers if number is not None), None)
+
+    @property
+    def _largest(self) -> float | None:
+        """The stated epsilon; before that the most that may be spent."""
+        if self.epsilon is not None:
+            return self.epsilon
+        return max((e for e in (self.spent, self.budget) if e is not None), default=None)
+
+    @property
     def promises(self) -> bool:
         """Whether anything is promised: by what is stated, before that by what may be spent."""
-        largest = self.epsilon
-        if largest is None:
-            largest = max((e for e in (self.spent, self.budget) if e is not None), default=None)
-        return is_promise(largest, insecure=self.insecure)
+        return is_promise(self._largest, insecure=self.insecure)
 
     @property
     def ended_early(self) -> bool:
@@ -188,52 +221,88 @@ class Guarantee:
 
     @property
     def number(self) -> str:
-        """The stated epsilon; before it what was spent, then the budget; or `NO_PRIVACY`."""
-        numbers = (self.epsilon, self.spent, self.budget)
-        first = next((number for number in numbers if number is not None), None)
-        if first is None or not self.promises:
-            return NO_PRIVACY
-        return brief_epsilon(first)
+        """The first epsilon, or `NO_PRIVACY`."""
+        first = self.first
+        return NO_PRIVACY if first is None or not self.promises else brief_epsilon(first)
 
     @property
     def numbers(self) -> str:
         """What is stated beside what was spent, if they differ; else what is left of a budget."""
-        if self.ended_early and self.spent is not None:
-            return f"{self.number} stated, {brief_epsilon(self.spent)} spent"
-        if self.budget is None or not self.promises:
+        return self.numbers_in(ENGLISH)
+
+    def numbers_in(self, words: Mapping[str, str]) -> str:
+        """Return the same in words by the keys of `ENGLISH`."""
+        values = {"epsilon": self.number}
+        for name, value in (("spent", self.spent), ("budget", self.budget)):
+            values[name] = "" if value is None else brief_epsilon(value)
+        if not self.promises:
+            text = "promise.nothing"
+        elif self.ended_early:
+            text = "promise.early"
+        elif self.budget is None:
             return self.number
-        so_far = " so far" if self.epsilon is None and self.spent is not None else ""
-        return f"{self.number} of {brief_epsilon(self.budget)}{so_far}"
+        elif self.epsilon is not None:
+            text = "promise.of_budget"
+        else:
+            text = "promise.at_most" if self.spent is None else "promise.so_far"
+        return words[text].format(**values)
 
     @property
     def planned(self) -> str:
         """The budget in one line."""
-        if self.budget is None or not self.promises:
+        if self.budget is None:
             return NO_PRIVACY
-        return f"at most epsilon {brief_epsilon(self.budget)} {self.terms}"
+        return self._in_one_line("at most ", self.budget)
 
     @property
     def terms(self) -> str:
         """All but the numbers: only where these are equal can two epsilons be compared."""
-        delta = UNKNOWN if self.delta is None else delta_rounded_up(self.delta)
-        return (
-            f"at delta {delta}, one {self.unit or UNKNOWN} ({self.neighbours or UNKNOWN}), "
-            f"against {self.against or UNKNOWN}"
+        return self.terms_in(ENGLISH)
+
+    def terms_in(self, words: Mapping[str, str]) -> str:
+        """Return the same in words by the keys of `ENGLISH`."""
+        unknown = words["promise.unknown"]
+        unit, against = unknown, unknown
+        if self.unit is not None:
+            unit = words[f"promise.unit.{self.unit}"]
+        if self.against is not None:
+            against = words[f"promise.against.{self.against.name.lower()}"]
+        return words["promise.terms"].format(
+            delta=unknown if self.delta is None else delta_rounded_up(self.delta),
+            unit=unit,
+            neighbours=self.neighbours or unknown,
+            against=against,
         )
 
     def __str__(self) -> str:
-        """The promise in one line."""
+        """The promise in one line; an epsilon that promises nothing is called what it is."""
+        return self._in_one_line("", self.first)
+
+    @property
+    def warning(self) -> str | None:
+        """What to say of an epsilon that promises nothing; None if it promises something."""
+        if self.promises:
+            return None
+        _, colon, epsilon = str(self).partition(": ")
+        if not colon:
+            return "NO PRIVACY: nothing is promised"
+        return f"NO PRIVACY: {epsilon} promises nothing; 1 is strong, 8 weak but usual"
+
+    def _in_one_line(self, words: str, epsilon: float | None) -> str:
         if not self.promises:
+            words, epsilon = f"{NO_PRIVACY}: ", self._largest
+        if self.insecure or epsilon is None or not math.isfinite(epsilon):
             return NO_PRIVACY
-        return f"epsilon {self.number} {self.terms}"
+        return f"{words}epsilon {brief_epsilon(epsilon)} {self.terms}"
 
 
 T = TypeVar("T")
+Terms = TypeVar("Terms", bound=Hashable)
 
 
-def grouped(items: Iterable[T], terms: Callable[[T], str]) -> dict[str, list[T]]:
+def grouped(items: Iterable[T], terms: Callable[[T], Terms]) -> dict[Terms, list[T]]:
     """Return items by their terms, in order: epsilons of different promises do not compare."""
-    groups: dict[str, list[T]] = {}
+    groups: dict[Terms, list[T]] = {}
     for item in items:
         groups.setdefault(terms(item), []).append(item)
     return groups

@@ -36,11 +36,6 @@ def is_large_delta(delta: float | None) -> bool:
     return delta is not None and delta > LARGE_DELTA
 
 
-def epsilon_at_delta(epsilon: float, delta: float) -> str:
-    """Write a promise whose printed numbers are a bound, too."""
-    return f"epsilon {brief_epsilon(epsilon)} at delta {delta_rounded_up(delta)}"
-
-
 def brief_epsilon(epsilon: float) -> str:
     """Write an epsilon as `rounded_up`, without trailing zeros: for sentences."""
     return f"{float(rounded_up(epsilon)):.10g}"

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.codec import encode_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.mechanisms.noise_stream import Sample
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
-from fl_dp.promise import Enforcement, brief_epsilon, epsilon_at_delta, weakest
+from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.introduction import Ability
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY, ROUNDS_KEY
@@ -324,7 +325,9 @@ class PrivateLoop(RoundLoop):
         return "; what the rounds so far were charged stays spent"
 
     def _spent(self) -> str:
-        return f", epsilon so far {brief_epsilon(self.ledger.running_epsilon())}"
+        # Delta, unit, neighbours and adversary stand above the rounds.
+        so_far = Guarantee.of(self.plan, spent=self.ledger.running_epsilon())
+        return f", epsilon {so_far.numbers}"
 
     def _rehearse(
         self,
@@ -421,6 +424,6 @@ class PrivateLoop(RoundLoop):
         plan, ledger = self.plan, self.ledger
         if plan.sampling.cap is None and ledger.another_round_exceeds(plan.event_of(1)):
             raise PrivacyBudgetExhausted(
-                f"{epsilon_at_delta(plan.budget.epsilon, plan.budget.delta)} pays for no "
-                f"round after the {ledger.rounds_spent} that are spent"
+                f"{Guarantee.of(plan)} pays for no round after the {ledger.rounds_spent} that are "
+                "spent"
             )

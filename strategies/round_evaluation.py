@@ -16,10 +16,10 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.codec import encode_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import Plan
-from fl_dp.promise import brief_epsilon
 from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 from fl_dp.statistics import Answer, Evaluation, NoiseChoice
 
@@ -131,7 +131,7 @@ class RoundEvaluation:
         alone = plan.epsilon(releases_of(self.choice, plan.rounds)).best
         return (
             f"after each round, by every client ({weight}): {', '.join(noises)} at least; "
-            f"alone epsilon {brief_epsilon(alone)}"
+            f"alone {Guarantee.of(plan, alone)}"
         )
 
 

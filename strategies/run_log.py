@@ -12,7 +12,6 @@ from flwr.serverapp.strategy import Result
 from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import Plan, RecordPlan
-from fl_dp.promise import brief_epsilon
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -110,11 +109,8 @@ def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
 
 
 def _warn_of_no_promise(budget: Guarantee) -> None:
-    if budget.budget is not None and not budget.promises:
-        logger.warning(
-            "NO PRIVACY: epsilon %s promises nothing; 1 is strong, 8 weak but usual",
-            brief_epsilon(budget.budget),
-        )
+    if budget.warning is not None:
+        logger.warning(budget.warning)
 
 
 def _describe_noise(plan: Plan) -> str:

@@ -160,7 +160,7 @@ def train(
             )
             result = private.start(grid, ArrayRecord([start]), num_rounds=rounds)
             spent = privacy_statement(private.ledger)
-            print(f"epsilon {spent.best_epsilon:.3g} for one person, all ratings together")
+            print(f"{spent.guarantee}, all ratings together")
         trained.extend(result.arrays.to_numpy_ndarrays())
 
     def person(context: Context) -> Person:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 from fl_dp.option_errors import OptionError, require_count, require_positive
-from fl_dp.promise import ceiling, epsilon_at_delta
+from fl_dp.promise import ceiling
 
 from .budget import PrivacyBudget
 
@@ -185,7 +185,8 @@ def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
     epsilon = budget.epsilon - 2.0 * slack
     if epsilon <= 0.0 or budget.delta <= MASKS_DELTA:
         raise ValueError(
-            f"{epsilon_at_delta(budget.epsilon, budget.delta)} is less than a secure "
-            f"sum's own error, epsilon {ceiling(2.0 * slack, 2)}: write a larger budget"
+            f"a secure sum's own error takes {ceiling(2.0 * slack, 2)} of epsilon, and "
+            f"{MASKS_DELTA:g} of delta, which is all of the budget of epsilon={budget.epsilon:g} "
+            f"and delta={budget.delta:g}: write a larger one"
         )
     return PrivacyBudget(epsilon=epsilon, delta=(budget.delta - MASKS_DELTA) * math.exp(-slack))

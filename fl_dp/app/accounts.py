@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.accounting import PrivacyBudget, PrivacyBudgetExhausted, default_delta
+from fl_dp.accounting import PrivacyBudget, default_delta
 from fl_dp.ledger import (
     AccountLedger,
     LedgerAnchor,
@@ -29,7 +29,6 @@ from fl_dp.ledger.entering import require_enterable
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan
-from fl_dp.promise import delta_rounded_up, epsilon_at_delta, floor, rounded_up
 
 from .people_of_data import file_of, is_of_somebody, population_of
 from .run_folder import RunFolder
@@ -307,38 +306,22 @@ def in_words(run_account: RunAccount | None, settings: Settings) -> str:
         )
     ledger = run_account.read()
     if ledger is None:
-        cap = "without a cap" if run_account.cap is None else f"with the cap {_at(run_account.cap)}"
+        cap = "without a cap"
+        if (most := run_account.cap) is not None:
+            cap = f"with a cap of epsilon={most.epsilon:g} and delta={most.delta:g}"
         return f"Account: {run_account.location}, a new one {cap}"
     with ledger:
         return f"Account: {run_account.location}, {_standing(ledger)}"
 
 
 def _standing(ledger: AccountLedger) -> str:
-    account, terms = ledger.account, ledger.account.terms
-    delta = delta_rounded_up(terms.delta)
-    totals = "without any promise"
-    if not account.unprotected:
-        own_total = account.total(account.neighbours)
-        totals_by_unit = {account.neighbours: own_total}
-        if math.isinf(own_total):
-            totals_by_unit = account.totals()
-        numbers: list[str] = []
-        for neighbours, total in totals_by_unit.items():
-            number = f"epsilon {rounded_up(total)} at delta {delta}"
-            if math.isinf(total):
-                number = "no number"
-            numbers.append(f"{number} for one {neighbours.unit} ({neighbours.relation})")
-        totals = ", ".join(numbers)
-    try:
-        left = ledger.left()
-    except PrivacyBudgetExhausted:
-        remaining = "nothing"
+    account = ledger.account
+    if account.unprotected or math.isinf(account.total(account.neighbours)):
+        totals = account.totals_in_words()
     else:
-        remaining = f"no cap, delta {floor(account.left_of_delta, 3)}"
-        if left is not None:
-            remaining = f"epsilon {floor(left.epsilon, 6)} at delta {floor(left.delta, 3)}"
+        totals = [account.total_in_words(account.neighbours)]
     count = f"all {account.size} runs" if account.size > 1 else "one run"
-    return f"{count}: {totals}; left: {remaining}"
+    return f"{count}: {', '.join(totals)}; left: {account.left_in_words()}"
 
 
 def _file_beside(folder: Path, settings: Settings) -> str:
@@ -358,10 +341,6 @@ def _file_beside(folder: Path, settings: Settings) -> str:
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     files = (folder / f"{stem}{SUFFIX}" for stem in names)
     return str(next(file for file in files if not is_of_somebody(file)))
-
-
-def _at(budget: PrivacyBudget) -> str:
-    return epsilon_at_delta(budget.epsilon, budget.delta)
 
 
 def _is_begun(file: Path) -> bool:

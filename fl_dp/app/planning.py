@@ -16,6 +16,7 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import Clipping, ScalarMetric
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Banded, Plan, RecordPlan
@@ -38,6 +39,40 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     Raises:
         ValueError: The rounds do not fit the budget, or settings exclude each other.
     """
+    privacy, plan = settings.promise, _uncalibrated(settings)
+    multiplier = privacy.of_plan().get("noise_multiplier")
+    if multiplier is None:
+        return plan.calibrated()
+    plan = replace(plan, noise_multiplier=multiplier)
+    if within_budget and privacy.epsilon:
+        return plan.require_fits()
+    return plan.with_spent_budget()
+
+
+def budget_asked_for(settings: Settings) -> Guarantee | None:
+    """A run's budget, before its noise is computed; None where nothing is promised.
+
+    It has no number where the noise is given, and the budget follows from it.
+
+    Raises:
+        ValueError: Settings exclude each other.
+    """
+    if settings.protects_clients:
+        guarantee = Guarantee.of(_uncalibrated(settings))
+        return replace(guarantee, budget=settings.promise.epsilon)
+    if settings.protects_records:
+        chosen = settings.record_training
+        return Guarantee(
+            budget=chosen.epsilon,
+            delta=chosen.delta,
+            unit=settings.task.unit_of_records,
+            neighbours=settings.privacy.neighboring_relation,
+            against=RecordPlan.against,
+        )
+    return None
+
+
+def _uncalibrated(settings: Settings) -> Plan:
     privacy, selection = settings.promise, make_selection(settings)
     others = [
         *freeze(selection.releases(settings.rounds)),
@@ -45,7 +80,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         *_after_training(settings, target_delta(settings)),
     ]
     own = privacy.of_plan()
-    multiplier = own.pop("noise_multiplier", None)
+    own.pop("noise_multiplier", None)
     kind: Any = privacy.kind
     with privacy.named_as_keys(kind):
         plan: Plan = kind(
@@ -59,12 +94,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         )
     # The strategy checks this again when it is made; here it precedes the costly calibration.
     _check_together(settings, plan, selection)
-    if multiplier is None:
-        return plan.calibrated()
-    plan = replace(plan, noise_multiplier=multiplier)
-    if within_budget and privacy.epsilon:
-        return plan.require_fits()
-    return plan.with_spent_budget()
+    return plan
 
 
 def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:

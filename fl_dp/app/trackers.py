@@ -20,6 +20,7 @@ from fl_dp.app.tracking import RunStart, Tracker, require_installed, round_value
 from fl_dp.app.tracking.tracker import Scalar
 from fl_dp.documents import flattened
 from fl_dp.files import write_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.plan import Plan, RecordPlan
 
 TRACKED = frozenset(
@@ -107,14 +108,14 @@ def tracked_settings(settings: Settings) -> dict[str, Scalar]:
 
 def final_of(statement: Mapping[str, Any]) -> dict[str, Any]:
     """What a privacy statement says was spent, under trackers' names."""
-    records = statement.get("records") or {}
-    return {
-        "final/rounds": statement.get("rounds"),
-        "final/epsilon": _quoted(statement),
-        "final/delta": statement.get("delta"),
-        "final/record_epsilon": _quoted(records),
-        "final/record_delta": records.get("delta"),
-    }
+    records = statement.get("records")
+    final: dict[str, Any] = {"final/rounds": statement.get("rounds")}
+    for prefix, promise in (("", statement), ("record_", records)):
+        if promise is not None:
+            final[f"final/{prefix}epsilon"] = _quoted(promise)
+            final[f"final/{prefix}delta"] = promise.get("delta")
+            final[f"final/{prefix}guarantee"] = str(Guarantee.stated(promise))
+    return final
 
 
 def _quoted(statement: Mapping[str, Any]) -> Any:
@@ -124,7 +125,8 @@ def _quoted(statement: Mapping[str, Any]) -> Any:
 def _promise(
     plan: Plan | None, record_plan: RecordPlan | None, settings: Settings
 ) -> dict[str, Any]:
-    values: dict[str, Any] = {"promise/insecure": settings.privacy.get("insecure_seed") is not None}
+    insecure = settings.privacy.get("insecure_seed") is not None
+    values: dict[str, Any] = {"promise/insecure": insecure}
     if plan is not None:
         values |= {
             "promise/epsilon": plan.budget.epsilon,
@@ -134,12 +136,14 @@ def _promise(
             "promise/noise_multiplier": plan.noise_multiplier,
             "promise/clipping_norm": plan.clipping_norm,
             "promise/expected_cohort": plan.expected_cohort,
+            "promise/guarantee": Guarantee.of(plan, insecure=insecure).planned,
         }
     if record_plan is not None:
         values |= {
             "promise/record_epsilon": record_plan.budget.epsilon,
             "promise/record_delta": record_plan.budget.delta,
             "promise/record_noise_multiplier": record_plan.noise_multiplier,
+            "promise/record_guarantee": Guarantee.of(record_plan).planned,
         }
     return values
 

@@ -27,12 +27,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import NodeLedger, Witness
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.model_arrays import sent_names, set_arrays, trained_names
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import brief_epsilon
 from fl_dp.user_code import Contained
 
 from .model_exchange import trained_arrays
@@ -176,9 +176,9 @@ class OpacusClient(NumPyClient):
         own = node.plan(plan)
         if own != plan:
             logger.info(
-                "the owner allows epsilon %s of the run's %s: noise multiplier %.4g, not %.4g",
-                brief_epsilon(own.budget.epsilon),
-                brief_epsilon(plan.budget.epsilon),
+                "the owner allows %s of the run's %g: noise multiplier %.4g, not %.4g",
+                Guarantee.of(own),
+                plan.budget.epsilon,
                 own.noise_multiplier,
                 plan.noise_multiplier,
             )

@@ -32,9 +32,9 @@ from fl_dp.accounting import (
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.codec import decode_text
 from fl_dp.files import StorageUnavailable
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
-from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum_messages import (
     content_digest,
@@ -307,7 +307,12 @@ def _charge(
             logger.warning(
                 "this node's owner allows %s, less than the training asks for: once it is spent, "
                 "the node adds noise alone",
-                epsilon_at_delta(budget.epsilon, budget.delta),
+                Guarantee.together(
+                    budget.epsilon,
+                    budget.delta,
+                    unit=asked.unit,
+                    neighbours=asked.neighboring_relation,
+                ),
             )
 
         def less_slack(budget: PrivacyBudget, released: int) -> PrivacyBudget:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from fl_dp.app.accounts import RunAccount, account_of, in_words
 from fl_dp.app.people_of_data import population_of
+from fl_dp.guarantee import grouped
 from fl_dp.ledger import Population, enter_sweep
 from fl_dp.ledger.entered import EnteredSweep, NotJoint
 from fl_dp.plan import Plan
-from fl_dp.promise import delta_rounded_up, rounded_up
+from fl_dp.plan.ceiling import Neighbours
 
 if TYPE_CHECKING:
     from .jobs import Job, Jobs
@@ -106,9 +107,7 @@ def totals_of(jobs: Jobs) -> list[str]:
     people = [population_of(job.settings) for job in jobs.trainings if job.settings.task.is_own]
     dealt_anew = len({one.clients for one in people if one is not None}) > 1
     lines: list[str] = []
-    groups = {(plan.unit, plan.neighboring_relation) for plan in plans}
-    for unit, relation in sorted(groups):
-        alike = [p for p in plans if (p.unit, p.neighboring_relation) == (unit, relation)]
+    for neighbours, alike in grouped(plans, Neighbours.of).items():
         try:
             joint = EnteredSweep.of({str(n): plan for n, plan in enumerate(alike)}).budget
             epsilon, delta = joint.epsilon, joint.delta
@@ -116,14 +115,14 @@ def totals_of(jobs: Jobs) -> list[str]:
             epsilon = math.fsum(plan.budget.epsilon for plan in alike)
             delta = math.fsum(plan.budget.delta for plan in alike)
         condition = "they are of the same people"
-        if unit == "client" and dealt_anew:
+        if neighbours.unit == "client" and dealt_anew:
             condition = (
                 "all had the same clients; but seed or split dealt rows anew, so `fl-dp budgets` "
                 "counts records"
             )
         lines.append(
-            f"Together, the {len(alike)} trainings spend epsilon {rounded_up(epsilon)} at delta "
-            f"{delta_rounded_up(delta)} of one {unit} ({relation}), if {condition}"
+            f"Together, the {len(alike)} trainings spend {neighbours.together(epsilon, delta)}, "
+            f"if {condition}"
         )
     if without:
         lines.append(f"{without} of the trainings made no promise to clients, and have no number")

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_dp.app.pictures import where_drawn
-from fl_dp.promise import brief_epsilon, epsilon_at_delta
+from fl_dp.guarantee import grouped
+from fl_dp.promise import NO_PRIVACY, brief_epsilon
 
 from .console import (
     AsJson,
@@ -48,7 +49,6 @@ _OF_TRAINING = (
     "dp_sgd.epsilon",
     "dp_sgd.noise_multiplier",
 )
-_MEANS_LITTLE = 20.0  # e^20: a promise in name alone
 
 
 def inversion(
@@ -189,7 +189,7 @@ def _conclude(
     write_text(job.path / "summary.json", text)
     print_plainly(
         console,
-        _table(summaries, title),
+        *_tables(summaries, title),
         *sentences,
         f"Everything is in {job.path}; recovery.csv has a line for each that was attacked",
         where_drawn(*names, drawn=any(names.values())),
@@ -264,13 +264,10 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
         if failing is None:
             sentences.append(f"{WORDS[threat]}: recovered at every noise multiplier that was tried")
             continue
-        sentence = (
+        sentences.append(
             f"{WORDS[threat]}: recovery fails from noise multiplier {failing.noise_multiplier:g} "
-            f"on, at {epsilon_at_delta(failing.epsilon, failing.delta)} for {failing.unit}"
+            f"on, at {failing.guarantee}"
         )
-        if not failing.epsilon < _MEANS_LITTLE:
-            sentence += ": no privacy"
-        sentences.append(sentence)
     if sentences:
         sentences.append(
             "An attack that fails proves no privacy: another may succeed up to epsilon"
@@ -278,8 +275,11 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
     return sentences
 
 
-def _table(summaries: Sequence[Summary], title: str) -> Table:
-    """Return the strongest attack of each setting, beside a guess that sees no update."""
+def _tables(summaries: Sequence[Summary], title: str) -> list[Table]:
+    """Return the strongest attack of each setting, beside a guess that sees no update.
+
+    Each promise has a table of its own.
+    """
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, strongest
     from fl_dp.terminal.sheets import sheet
 
@@ -290,12 +290,21 @@ def _table(summaries: Sequence[Summary], title: str) -> Table:
         scores, scores_of = ("PSNR", "guess", "labels"), _image_scores
         title = f"Recovered images: {title}"
     numbers = ("noise", "epsilon", *scores, "found")
-    rows = []
-    for summary in strongest(summaries, by=lambda row: (_view(row), row.noise_multiplier)):
-        noise = f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none"
-        epsilon, succeeds = brief_epsilon(summary.epsilon), "no" if summary.fails else "yes"
-        rows.append((_view(summary), noise, epsilon, *scores_of(summary.means), succeeds))
-    return sheet(title, ("seen", *numbers), rows, numbers=numbers)
+    tables: list[Table] = []
+    best = strongest(summaries, by=lambda row: (_view(row), row.noise_multiplier))
+    for promise, members in grouped(best, _promise).items():
+        rows = []
+        for summary in members:
+            noise = f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none"
+            epsilon, succeeds = brief_epsilon(summary.epsilon), "no" if summary.fails else "yes"
+            rows.append((_view(summary), noise, epsilon, *scores_of(summary.means), succeeds))
+        tables.append(sheet(f"{title}; {promise}", ("seen", *numbers), rows, numbers=numbers))
+    return tables
+
+
+def _promise(summary: Summary) -> str:
+    """Return all of a promise but the number."""
+    return f"epsilon {summary.guarantee.terms}" if summary.noise_multiplier else NO_PRIVACY
 
 
 def _image_scores(means: dict[str, float]) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_dp.app.pictures import where_drawn
-from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
+from fl_dp.guarantee import Guarantee
 
 from .console import (
     AsJson,
@@ -156,9 +157,6 @@ def _attack(
     rows = []
     for name, roc in rocs.items():
         rows += [_row(name, roc, roc.at(rate), allowed, alpha) for rate in _RATES]
-    promised = None
-    if promise is not None:
-        promised = {"epsilon": promise.epsilon, "delta": promise.delta, "whom": promise.whom}
     first = next(iter(rocs.values()))
     document = {
         "task": job.settings.task.name,
@@ -169,7 +167,7 @@ def _attack(
         "others": len(first.others),
         "train_accuracy": fmean(game.train_accuracy),
         "test_accuracy": fmean(game.test_accuracy),
-        "promised": promised,
+        "promised": None if promise is None else promise.guarantee.to_dict(),
         "attacks": rows,
         "exceeds": any(row["exceeds"] for row in rows),
         "note": _NOTE,
@@ -188,11 +186,7 @@ def _allowed(promise: MembershipPromise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
-    whole = (
-        f"epsilon {brief_epsilon(promise.epsilon)},\ndelta {delta_rounded_up(promise.delta)}, "
-        f"{promise.whom}"
-    )
-    curves = {f"allowed by {whole}": promise.curve()}
+    curves = {textwrap.fill(f"allowed by {promise.guarantee}", 40): promise.curve()}
     try:
         curves["allowed by the whole\nprivacy-loss distribution"] = promise.full_curve()
     except ValueError as error:
@@ -249,10 +243,9 @@ def _write(path: Path, result: _MembershipResult) -> bool:
 
 def _show(result: _MembershipResult, path: Path, *, drawn: bool) -> None:
     document = result.document
-    promised, promise = document["promised"], "Nothing is promised to those who were looked for"
-    if promised is not None:
-        epsilon = epsilon_at_delta(promised["epsilon"], promised["delta"])
-        promise = f"Promised: {epsilon}, for {promised['whom']}"
+    promise = "Nothing is promised to those who were looked for"
+    if document["promised"] is not None:
+        promise = f"Promised: {Guarantee.read(document['promised'])}"
     print_plainly(
         out,
         _table(result),

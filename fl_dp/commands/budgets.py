@@ -29,7 +29,7 @@ def budgets(
 
         from fl_dp.app.accounts import SUFFIX, RunAccount, accounts_in
         from fl_dp.ledger import AccountLedger
-        from fl_dp.terminal.account_view import account_json, account_sentences, account_table
+        from fl_dp.terminal.account_view import account_json, account_table
 
         if not folder.exists():
             raise FileNotFoundError(f"there is no folder {folder}: write `fl-dp budgets FOLDER`")
@@ -40,7 +40,7 @@ def budgets(
             with AccountLedger.read(file) as ledger:
                 RunAccount.at(file).require_known_to_runs(ledger)
                 documents.append(account_json(ledger))
-                lines += [account_table(ledger), *account_sentences(ledger)]
+                lines += [account_table(ledger), f"Left: {ledger.account.left_in_words()}"]
         if not files:
             note(f"there are no accounts in {folder}: they are named NAME{SUFFIX}")
     print_shown({"accounts": documents}, lines, as_json)

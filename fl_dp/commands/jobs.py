@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from fl_dp.app.overrides import ConfigError, quoted
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.files import write_text
-from fl_dp.promise import brief_epsilon
 
 from .console import doing, note, redirected_log, warn, warnings_shown
 
@@ -272,7 +271,7 @@ def _target(settings: Settings) -> str:
     if chosen.noise_multiplier is not None:
         return f"noise multiplier {chosen.noise_multiplier:g}, {settings.rounds} rounds"
     assert chosen.epsilon is not None  # the settings refuse both being null
-    return f"epsilon {brief_epsilon(chosen.epsilon)}, {settings.rounds} rounds"
+    return f"epsilon={chosen.epsilon:g}, {settings.rounds} rounds"
 
 
 def at_once(experiment: SweepSettings, trainings: Iterable[Settings]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.promise import brief_epsilon
+from fl_dp.guarantee import Guarantee
 
 from .console import (
     AsJson,
@@ -103,14 +103,13 @@ def plan(
     budget = settings.privacy.get("epsilon")
     if budget is not None and view.bounds.best > budget:
         warn(
-            f"these rounds spend epsilon {brief_epsilon(view.bounds.best)}, more than the budget "
-            f"of {brief_epsilon(budget)}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
-            "privacy.noise_multiplier out"
+            f"these rounds spend {view.guarantee}, more than privacy.epsilon={budget:g}: `fl-dp "
+            "run` will refuse; raise it or leave privacy.noise_multiplier out"
         )
     insecure = None
     if settings.privacy.get("insecure_seed") is not None:
         insecure = "privacy.insecure_seed"
-    _warn_of_no_promise(view.bounds.best, insecure=insecure)
+    _warn_of_no_promise(view.guarantee, insecure=insecure)
     if plot is not None:
         _draw(view, plot)
     if as_json:
@@ -151,8 +150,6 @@ def _show_noise(noises: Sequence[NoiseLeft]) -> None:
 
 
 def _show_guarantee(plan: Plan | RecordPlan, epsilon: float) -> None:
-    from fl_dp.guarantee import Guarantee
-
     out.print(f"Promise: {Guarantee.of(plan, epsilon)}", soft_wrap=True, markup=False)
 
 
@@ -167,13 +164,13 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
     budget = settings.record_training.epsilon
     if budget is not None and record_plan.budget.epsilon > budget:
         warn(
-            f"a client's rounds spend epsilon {brief_epsilon(record_plan.budget.epsilon)} of its "
-            f"records, more than the budget of {brief_epsilon(budget)}: `fl-dp run` will refuse"
+            f"a client's rounds spend {Guarantee.of(record_plan)}, more than "
+            f"dp_sgd.epsilon={budget:g}: `fl-dp run` will refuse"
         )
     insecure = None
     if not settings.record_training.secure_randomness:
         insecure = "dp_sgd.secure_randomness=false"
-    _warn_of_no_promise(record_plan.epsilon().best, insecure=insecure)
+    _warn_of_no_promise(Guarantee.of(record_plan, record_plan.epsilon().best), insecure=insecure)
 
 
 def _warn_of_empty_clients(settings: Settings) -> None:
@@ -189,13 +186,12 @@ def _warn_of_empty_clients(settings: Settings) -> None:
         warn(f"`fl-dp run` will refuse: {error}")
 
 
-def _warn_of_no_promise(epsilon: float, *, insecure: str | None) -> None:
-    """Warn if an epsilon promises nothing, because of its size or of an insecure setting."""
-    from fl_dp.promise import is_promise
-
-    if not is_promise(epsilon, insecure=insecure is not None):
-        reason = f"epsilon {brief_epsilon(epsilon)}" if insecure is None else insecure
-        warn(f"NO PRIVACY: with {reason} nothing is promised")
+def _warn_of_no_promise(guarantee: Guarantee, *, insecure: str | None) -> None:
+    """Warn if nothing is promised, because of epsilon's size or of an insecure setting."""
+    if insecure is not None:
+        warn(f"NO PRIVACY: with {insecure} nothing is promised")
+    elif guarantee.warning is not None:
+        warn(guarantee.warning)
 
 
 def _check_picture(plot: Path) -> None:

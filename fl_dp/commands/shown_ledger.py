@@ -16,7 +16,7 @@ from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
 from fl_dp.ledger.training import library_versions
 from fl_dp.statement import read_statement
 from fl_dp.statement.check import entries_behind_statement, statement_differences, statement_page
-from fl_dp.terminal.account_view import account_json, account_sentences, account_table
+from fl_dp.terminal.account_view import account_json, account_table
 from fl_dp.terminal.ledger_view import (
     folded_table,
     ledger_json,
@@ -120,7 +120,7 @@ def show_ledger(
     with _opened_server_ledger(location, witness) as (ledger, folder):
         findings = _compare(ledger, folder, check, witness)
         lines: list[RenderableType] = [*ledger_summary(ledger), *findings.sentences()]
-        lines += [*account_sentences(ledger), account_table(ledger)]
+        lines += [f"Left: {ledger.account.left_in_words()}", account_table(ledger)]
         table = ledger_table if entries else folded_table
         lines.append(table(ledger))
         if csv is not None:

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 
 from fl_dp.guarantee import Guarantee
-from fl_dp.promise import brief_epsilon
 
 from .console import (
     AsJson,
@@ -158,8 +157,8 @@ def _best_of_many(job: Job, console: Console) -> Result:
         stopped = Stopped.begun(job.folder, job.settings)
     note(
         "a random number of trainings follows, each with a candidate drawn at random and within "
-        f"epsilon {brief_epsilon(stopped.budget_of_one)}; how many there were, and what lost, has "
-        "to stay with you: keep these lines, and how long they took, to yourself"
+        f"{stopped.promise_of_one}; how many there were, and what lost, has to stay with you: keep "
+        "these lines, and how long they took, to yourself"
     )
     trials = job.path / TRIALS
     with closing(stopped):

@@ -6,6 +6,7 @@ import math
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.owner.node_config import NodeConfig
+from fl_dp.clients.owner.policy_description import cap_in_words
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.promise import brief_epsilon, rounded_up
@@ -27,7 +28,7 @@ def words_of_budget(owner: NodeConfig) -> list[str]:
         with NodeLedger.read(owner.ledger_path) as ledger:
             spendings = ledger.spendings
     except FileNotFoundError:
-        return [f"Nothing was spent: all of epsilon {brief_epsilon(cap.epsilon)} is there"]
+        return [f"Nothing was spent: all of the cap is there, {cap_in_words(cap)}"]
     except (LedgerCorrupted, LedgerUnavailable):
         return []
     return [_of_account(spending, cap) for spending in spendings]

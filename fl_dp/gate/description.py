@@ -8,10 +8,10 @@ from typing import Any
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.clients.owner.policy_description import PolicyDescription, describe_limits
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, Tally
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import rounded_up
 
 from .policy import FULL_HASH, GatePolicy, GatePromise
 
@@ -128,10 +128,10 @@ def _of_named_app(policy: GatePolicy) -> list[str]:
 
 def _price(plan: RecordPlan) -> str:
     try:
-        price = rounded_up(plan.epsilon(1).best)
+        price = Guarantee.of(plan, plan.epsilon(1).best)
     except (ArithmeticError, ValueError):  # as of the charge itself
         return "nobody can compute what one alone costs"
-    return f"one alone costs epsilon {price} at delta {plan.budget.delta:g}"
+    return f"one alone costs {price}"
 
 
 def _listed(pinned: Mapping[str, Any]) -> str:

@@ -20,11 +20,12 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.codec import decode, encode
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
 from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, largest_history
-from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta, floor
+from fl_dp.promise import brief_epsilon, delta_rounded_up, floor
 
 from .entered import Entered, EnteredRecords, EnteredSweep, EnteredTraining, Unprotected
 from .entries import ANOTHER_VERSION, SCHEMA, require_printable, require_schema
@@ -122,6 +123,13 @@ class AccountState:
         return self._neighbours
 
     @property
+    def cap(self) -> Guarantee | None:
+        """The cap, as every screen shows it; None: there is none."""
+        if self.terms.cap is None:
+            return None
+        return self.neighbours.together(self.terms.cap, self.terms.delta)
+
+    @property
     def size(self) -> int:
         """Number of trainings and of other entries, each training of a sweep by itself."""
         return sum(max(len(entered.states), 1) for entered in self.entered.values())
@@ -151,10 +159,10 @@ class AccountState:
         """
         if cap is None or cap == self.terms.budget:
             return
-        fixed = "no cap" if self.terms.budget is None else f"the cap {_words(self.terms.budget)}"
+        fixed = "no cap" if self.cap is None else f"the cap {self.cap}"
         raise OptionError(
             f"the account {self.terms.name} was made with {fixed}, which is fixed for good, and "
-            f"not with {_words(cap)}: leave cap out"
+            f"not with epsilon={cap.epsilon:g} and delta={cap.delta:g}: leave cap out"
         )
 
     def require_people(
@@ -289,11 +297,10 @@ class AccountState:
         spent = math.fsum(other.ceiling(self.neighbours) for other in others)
         if spent + wanted > terms.cap * slack:
             room = max(terms.cap - spent, 0.0)
-            cap = epsilon_at_delta(terms.cap, terms.delta)
             raise PrivacyBudgetExhausted(
                 f"the training '{name}' would spend epsilon {brief_epsilon(wanted)}, and "
-                f"{floor(room, 6)} is left of the account {terms.name}, whose cap is {cap}: plan "
-                "with at most that, or not at all"
+                f"{floor(room, 6)} is left of the account {terms.name}, whose cap is {self.cap}: "
+                "plan with at most that, or not at all"
             )
 
     def _remedy_of_delta(self) -> str:
@@ -322,9 +329,10 @@ class AccountState:
         if all(count <= admitted.get(released, 0) for released, count in after):
             return
         if epsilon_ceiling(plan, neighbours, after) > epsilon_ceiling(plan, neighbours):
+            charged = epsilon_ceiling(plan, neighbours)
             raise PrivacyBudgetExhausted(
-                f"'{name}' would repeat more than the account's cap on each {neighbours.unit} "
-                f"was charged for, epsilon {brief_epsilon(epsilon_ceiling(plan, neighbours))}"
+                f"'{name}' would repeat more than the account's cap was charged for, "
+                f"{neighbours.together(charged, plan.budget.delta)}"
             )
 
     @property
@@ -346,7 +354,7 @@ class AccountState:
         epsilon = cap.epsilon - self.total(self.neighbours)
         if epsilon <= (_ROUNDING - 1.0) * cap.epsilon or self.left_of_delta <= 0.0:
             raise PrivacyBudgetExhausted(
-                f"nothing is left of the cap {_words(cap)} of the account {self.terms.name}"
+                f"nothing is left of the cap {self.cap} of the account {self.terms.name}"
             )
         return PrivacyBudget(epsilon=epsilon, delta=self.left_of_delta)
 
@@ -361,6 +369,30 @@ class AccountState:
         if neighbours.unit == "client" and len({*self._clients.values()} - {None}) > 1:
             return math.inf
         return math.fsum(entered.ceiling(neighbours) for entered in self.entered.values())
+
+    def totals_in_words(self) -> list[str]:
+        """Return each total, or why there is none."""
+        if self.unprotected:
+            return ["no privacy: something has no promise"]
+        return [self.total_in_words(neighbours) for neighbours in self.totals()]
+
+    def total_in_words(self, neighbours: Neighbours) -> str:
+        """Return the total for some neighbours, where everything has a promise."""
+        total = self.total(neighbours)
+        if math.isinf(total):
+            return f"no number for one {neighbours.unit} ({neighbours.relation})"
+        return str(neighbours.together(total, self.terms.delta))
+
+    def left_in_words(self) -> str:
+        """Return what is left of the cap; without one, of delta."""
+        try:
+            left = self.left()
+        except PrivacyBudgetExhausted:
+            return f"nothing, of the cap {self.cap}"
+        if left is None:
+            delta = floor(self.left_of_delta, 3)
+            return f"delta {delta} of {delta_rounded_up(self.terms.delta)}, and no cap on epsilon"
+        return f"epsilon {floor(left.epsilon, 6)} at delta {floor(left.delta, 3)}, of {self.cap}"
 
     def totals(self) -> dict[Neighbours, float]:
         """Return the total for every entry's own neighbours, and for their records."""
@@ -383,7 +415,7 @@ class AccountState:
                 entered.require_paid()
         cap = self.terms.cap
         if cap is not None and self.total(self.neighbours) > cap * (1.0 + ANOTHER_VERSION):
-            raise ValueError(f"its trainings exceed the cap of epsilon {brief_epsilon(cap)}")
+            raise ValueError(f"its trainings exceed the cap {self.cap}")
 
     def add(self, sequence: int, fields: dict[str, Any]) -> None:
         """Update the state by one entry.
@@ -455,10 +487,6 @@ _ENTERED: dict[str, Callable[[dict[str, Any]], Entered]] = {
 def first_entry(terms: AccountTerms) -> dict[str, Any]:
     """Return the fields that the first entry has besides a later one's."""
     return {"schema": SCHEMA, "account": encode(terms)}
-
-
-def _words(budget: PrivacyBudget) -> str:
-    return epsilon_at_delta(budget.epsilon, budget.delta)
 
 
 def _flat(plan: Plan) -> dict[str, Any]:

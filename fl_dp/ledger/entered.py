@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_dp.accounting import (
@@ -17,10 +17,10 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.codec import decode, encode
+from fl_dp.guarantee import Guarantee
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
 from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, joint_ceiling, union_of
-from fl_dp.promise import brief_epsilon
 
 from .entries import ANOTHER_VERSION, require_printable
 from .state import TrainingState
@@ -48,6 +48,11 @@ class Entered(ABC):
     @abstractmethod
     def neighbours(self) -> Neighbours | None:
         """Those of its own promise; None: it has none."""
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee | None:
+        """What it promises at most; None: nothing."""
 
     @abstractmethod
     def ceiling(self, neighbours: Neighbours) -> float:
@@ -90,6 +95,11 @@ class EnteredTraining(Entered):
     def neighbours(self) -> Neighbours:
         """The plan's."""
         return Neighbours.of(self.state.plan)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The plan's."""
+        return Guarantee.of(self.state.plan, insecure=self.state.insecure)
 
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return that of the plan, and of repetitions beyond it."""
@@ -179,6 +189,13 @@ class EnteredSweep(Entered):
         return Neighbours.of(self._plans[0])
 
     @property
+    def guarantee(self) -> Guarantee:
+        """The joint ceiling's."""
+        guarantee = self.neighbours.together(self.joint.epsilon, self.joint.delta)
+        insecure = any(state.insecure for state in self.states.values())
+        return replace(guarantee, insecure=insecure)
+
+    @property
     def _plans(self) -> tuple[Plan, ...]:
         return tuple(state.plan for state in self.states.values())
 
@@ -197,7 +214,7 @@ class EnteredSweep(Entered):
         if not self._admits({name: event}):
             raise PrivacyBudgetExhausted(
                 f"'{name}' would repeat more than was entered for all {len(self.states)} trainings "
-                f"together, epsilon {brief_epsilon(self.joint.epsilon)}"
+                f"together, {self.guarantee}"
             )
 
     def require_paid(self) -> None:
@@ -208,10 +225,7 @@ class EnteredSweep(Entered):
         """
         joint = joint_ceiling(self._plans, self.neighbours)
         if self.joint.epsilon < joint * (1.0 - ANOTHER_VERSION) or not self._admits({}):
-            raise ValueError(
-                f"its trainings are entered at epsilon {brief_epsilon(self.joint.epsilon)}, and "
-                "may spend more"
-            )
+            raise ValueError(f"its trainings are entered at {self.guarantee}, and may spend more")
 
     def _admits(self, more: Mapping[str, PrivacyEvent]) -> bool:
         released: Counter[PrivacyEvent] = Counter()
@@ -247,6 +261,11 @@ class EnteredRecords(Entered):
         """A record or a person, by the plan's relation."""
         return Neighbours(unit=self.plan.unit, relation=self.plan.neighboring_relation)
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """The plan's."""
+        return Guarantee.of(self.plan)
+
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return the budget for its own neighbours, and those that they imply."""
         own = self.neighbours
@@ -276,6 +295,10 @@ class Unprotected(Entered):
 
     @property
     def neighbours(self) -> None:
+        """It has none."""
+
+    @property
+    def guarantee(self) -> None:
         """It has none."""
 
     def ceiling(self, neighbours: Neighbours) -> float:

@@ -72,9 +72,10 @@ from fl_dp.accounting.gaussian_formulas import (
 )
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms.mechanism_events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import require_positive
-from fl_dp.promise import UNITS, Enforcement, epsilon_at_delta
+from fl_dp.promise import UNITS, Enforcement
 
 from .chain import ChainedLedger
 from .entries import (
@@ -1131,10 +1132,14 @@ def _in_words(exceeded: Limit, charge: Charge) -> str:
         )
     if exceeded is Limit.CAP:
         assert cap is not None  # it was exceeded
-        return f"{epsilon_at_delta(cap.epsilon, cap.delta)}, the cap over all runs"
+        return f"{_together(cap, charge)}, the cap over all runs"
     assert limit is not None
-    budget = epsilon_at_delta(limit.budget.epsilon, limit.budget.delta)
-    return f"{budget}, what {limit.run} asked for itself"
+    return f"{_together(limit.budget, charge)}, what {limit.run} asked for itself"
+
+
+def _together(budget: PrivacyBudget, charge: Charge) -> Guarantee:
+    unit, relation = charge.account.unit, charge.neighboring_relation
+    return Guarantee.together(budget.epsilon, budget.delta, unit=unit, neighbours=relation)
 
 
 def _gaussian_mu_squared(releases: FrozenHistory, relation: NeighboringRelation) -> float | None:

@@ -15,9 +15,10 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.promise import Enforcement, epsilon_at_delta
+from fl_dp.promise import Enforcement
 
 from .account import AccountState
 from .chain import ChainedLedger
@@ -64,10 +65,8 @@ class AccountLedger(ChainedLedger):
             gate = state.plan.filter(room=1.0 + ANOTHER_VERSION)
             for event in Counter(dict(state.history)).elements():
                 if gate.would_exceed(event):
-                    budget = state.plan.budget
                     raise LedgerCorrupted(
-                        "the entries spend more than "
-                        f"{epsilon_at_delta(budget.epsilon, budget.delta)} {unpaid}"
+                        f"the entries spend more than {Guarantee.of(state.plan)} {unpaid}"
                     )
                 gate.spend(event)
         try:

@@ -33,10 +33,11 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.accounting.grouped_sampling import GroupedSampling
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.plan.ceiling import Neighbours
-from fl_dp.promise import Enforcement, delta_rounded_up, epsilon_at_delta
+from fl_dp.promise import Enforcement, delta_rounded_up
 
 from .account import AccountState, AccountTerms, first_entry
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
@@ -477,10 +478,9 @@ class PrivacyLedger(SpentLedger):
             self._add(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def _require_budget(self, event: PrivacyEvent, what: str) -> None:
-        budget = self.plan.budget
         if self._state.gate.would_exceed(event):
             raise PrivacyBudgetExhausted(
-                f"{what} would exceed {epsilon_at_delta(budget.epsilon, budget.delta)}: "
+                f"{what} would exceed {Guarantee.of(self.plan)}: "
                 f"{self.rounds_spent} rounds are spent"
             )
         self.account.require_within_ceiling(self.training, event)

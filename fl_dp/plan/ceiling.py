@@ -18,6 +18,7 @@ from fl_dp.accounting import NeighboringRelation, OwnRatesSampling, freeze
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.guarantee import Guarantee
 from fl_dp.promise import UNITS
 
 from .plan_base import Plan
@@ -41,6 +42,10 @@ class Neighbours:
     def of(cls, plan: Plan) -> Self:
         """Return those of a plan's own promise."""
         return cls(unit=plan.unit, relation=plan.neighboring_relation)
+
+    def together(self, epsilon: float, delta: float) -> Guarantee:
+        """Return what runs of different promises add up to, or may."""
+        return Guarantee.together(epsilon, delta, unit=self.unit, neighbours=self.relation)
 
 
 @lru_cache(maxsize=256)

@@ -37,11 +37,11 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.arguments import Arguments, hints_of, read_fields
 from fl_dp.codec import encode
-from fl_dp.guarantee import Against
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.mechanisms import Clipping, GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_positive
-from fl_dp.promise import brief_epsilon, delta_rounded_up
+from fl_dp.promise import delta_rounded_up
 
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
@@ -337,8 +337,8 @@ class Plan(Arguments, ABC):
         fewer = "" if fits is None else f"plan at most {fits} rounds, or "
         raise OptionError(
             f"{self.rounds} rounds at noise_multiplier={self.noise_multiplier:.4g} "
-            f"spend epsilon {brief_epsilon(spends)}, more than the budget of {brief_epsilon(most)}"
-            f": {fewer}leave noise_multiplier out and it is calibrated",
+            f"spend {Guarantee.of(self, spends)}, more than the budget of {most:g}: {fewer}leave "
+            "noise_multiplier out and it is calibrated",
             option="noise_multiplier",
         )
 

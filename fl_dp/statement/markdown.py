@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import singledispatch
 
+from fl_dp.guarantee import Against
 from fl_dp.promise import (
     Enforcement,
     brief_epsilon,
@@ -183,7 +185,8 @@ def _closing(statement: Promise) -> list[str]:
     for name, value in statement.epsilon.items():
         quoted = " (quoted)" if name == statement.quoted else ""
         lines.append(f"| {ACCOUNTANTS[name]}{quoted} | {rounded_up(value)} |")
-    lines += ["", "Each is an upper bound on its own; the smallest is quoted."]
+    terms = statement.guarantee.terms
+    lines += ["", f"Each is an upper bound on its own, {terms}; the smallest is quoted."]
     lines += [second_figure_in_words(statement.second_figure), ""]
     sentences = [f"- {sentence}" for sentence in statement.not_covered]
     return [*lines, "## What is not covered", "", *sentences, ""]
@@ -195,8 +198,6 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
     promise = nothing or "no finite epsilon is known"
     if not nothing and guarantee.epsilon is not None:
         promise = str(guarantee)
-        if not guarantee.promises:
-            promise = f"{promise}: epsilon {brief_epsilon(guarantee.epsilon)} {guarantee.terms}"
     return "promise", f"**{promise}**, of a budget of {brief_epsilon(statement.budget.epsilon)}"
 
 
@@ -241,12 +242,14 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
         ),
     ]
     if statement.releases:
+        of_models = replace(
+            statement.guarantee, epsilon=sums.epsilon_of_models, against=Against.MODELS
+        )
         rows.append(
             (
                 "against others",
-                f"epsilon {rounded_up(sums.epsilon_of_models)} against who sees released models "
-                f"alone, with {sums.least} shares of noise, if clients and server follow the "
-                "protocol",
+                f"{of_models} alone, with {sums.least} shares of noise, if clients and server "
+                "follow the protocol",
             )
         )
     error = f"{rounded_up(2.0 * sums.slack)} of epsilon pays for lambda {ceiling(sums.slack, 3)}"
@@ -258,7 +261,13 @@ def _account(statement: PrivacyStatement) -> str:
     account = statement.account
     total = "no number"
     if account.epsilon is not None:
-        total = f"epsilon {rounded_up(account.epsilon)} at delta {delta_rounded_up(account.delta)}"
+        in_all = replace(
+            statement.guarantee,
+            epsilon=account.epsilon,
+            delta=account.delta,
+            against=Against.OF_EACH_RUN,
+        )
+        total = str(in_all)
     cap = "" if account.cap is None else f", of a cap of {brief_epsilon(account.cap)}"
     if account.trainings == 1:
         together = f"'{account.training}', so far the only training of {account.name}"

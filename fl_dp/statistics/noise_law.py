@@ -17,7 +17,6 @@ from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
 from fl_dp.option_errors import OptionError, require_positive
-from fl_dp.promise import brief_epsilon, delta_rounded_up
 
 from .quantiles import Quantiles
 from .query import Query, SumQuery
@@ -172,12 +171,11 @@ def choose_noise(
 
 def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | None) -> NoiseChoice:
     laplace = LaplaceMechanism(noise_multiplier=1.0 / epsilon, clipping_norm=query.l1_sensitivity)
-    promise = f"epsilon {brief_epsilon(epsilon)}, delta {delta_rounded_up(delta)}"
     if delta == 0.0:
         if law is NoiseLaw.GAUSSIAN:
             raise ValueError("Gaussian noise is not pure: give delta > 0, or law='laplace'")
         text = f"Laplace noise of standard deviation {laplace.noise_std:.4g} on each coordinate"
-        text += f" of the sum ({promise}: only Laplace noise is pure)"
+        text += " of the sum (only Laplace noise is pure)"
         return NoiseChoice(query=query, mechanisms=(laplace,), explanation=text)
     gaussian = GaussianMechanism(
         noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
@@ -197,7 +195,7 @@ def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | N
         chosen, name, other, other_name = other, other_name, chosen, name
     text = (
         f"{name} noise of standard deviation {chosen.noise_std:.4g} on each coordinate of the sum, "
-        f"{reason}: {other_name} noise would have {other.noise_std:.4g} ({promise})"
+        f"{reason}: {other_name} noise would have {other.noise_std:.4g}"
     )
     return NoiseChoice(query=query, mechanisms=(chosen,), explanation=text)
 
@@ -211,9 +209,8 @@ def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
     worst = max(draw_error(query.dimension, mechanism) for mechanism in mechanisms)
     text = (
         f"one draw of the exponential mechanism for each of {draws} quantiles among "
-        f"{query.dimension} grid points, epsilon {brief_epsilon(epsilon / draws)} each and "
-        f"{brief_epsilon(epsilon)} together: with probability {_CONFIDENCE:g} the rank of each is "
-        f"off by at most {worst:.4g} clients"
+        f"{query.dimension} grid points, with equal shares of epsilon: with probability "
+        f"{_CONFIDENCE:g} the rank of each is off by at most {worst:.4g} clients"
     )
     return NoiseChoice(query=query, mechanisms=mechanisms, explanation=text)
 
@@ -221,10 +218,9 @@ def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
 def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
     mechanism = ExponentialMechanism(epsilon=epsilon, sensitivity=Vote.sensitivity)
     text = (
-        f"one draw of the exponential mechanism among {query.candidates} candidates, epsilon "
-        f"{brief_epsilon(epsilon)} however many there are: with probability {_CONFIDENCE:g} the "
-        f"winner is short of the best by at most "
-        f"{draw_error(query.candidates, mechanism):.4g} votes"
+        f"one draw of the exponential mechanism among {query.candidates} candidates, at the same "
+        f"epsilon however many there are: with probability {_CONFIDENCE:g} the winner is short of "
+        f"the best by at most {draw_error(query.candidates, mechanism):.4g} votes"
     )
     return NoiseChoice(query=query, mechanisms=(mechanism,), explanation=text)
 

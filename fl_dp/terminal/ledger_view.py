@@ -15,11 +15,13 @@ from typing import Any
 from rich.table import Table
 
 from fl_dp.accounting.events import event_from_dict
+from fl_dp.codec import decode
 from fl_dp.documents import MALFORMED
 from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
+from fl_dp.ledger.entered import EnteredSweep
 from fl_dp.ledger.entries import LedgerEntry
-from fl_dp.promise import brief_epsilon
+from fl_dp.plan import RecordPlan, plan_from_dict
 from fl_dp.statement.of_clients import second_figure_of
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import (
@@ -56,6 +58,7 @@ def ledger_json(ledger: SpentLedger) -> dict[str, Any]:
         **bounds_json(ledger.epsilon(), ledger.plan.budget.delta),
         "promised": ledger.promise().by_name,
         "second_figure": asdict(second_figure_of(ledger)),
+        "guarantee": Guarantee.of(ledger.plan, spent=ledger.epsilon().best).to_dict(),
         "budget": ledger.plan.budget.epsilon,
         "rule": ledger.rule,
         "insecure": ledger.insecure,
@@ -208,7 +211,7 @@ def _span(first: int, last: int) -> str:
 
 def ledger_summary(ledger: SpentLedger) -> list[str]:
     """Return what a person asks first, one line each: verified, spent of what, rounds."""
-    spent, budget = ledger.epsilon(), ledger.plan.budget
+    spent = ledger.epsilon()
     lines = [
         f"Chain verified: {len(ledger.entries)} entries, the last is {ledger.anchor.hash[:12]}"
     ]
@@ -217,14 +220,14 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
     accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
     guarantee = Guarantee.of(ledger.plan, spent=spent.best)
     lines.append(
-        f"Spent: epsilon {brief_epsilon(spent.best)} of {brief_epsilon(budget.epsilon)} "
-        f"{guarantee.terms}, by {accountant} ({spent.best_name})"
+        f"Spent: {guarantee}, of a budget of {ledger.plan.budget.epsilon:g}, by {accountant} "
+        f"({spent.best_name})"
     )
     promised = ledger.promise().best
     if promised > spent.best:
         lines.append(
-            f"Quote epsilon {brief_epsilon(promised)}, the plan's, for the same, if a release "
-            "influenced the decision to stop here"
+            f"Quote {Guarantee.of(ledger.plan, promised)}, the plan's, if a release influenced the "
+            "decision to stop here"
         )
     lines.append(second_figure_in_words(second_figure_of(ledger)))
     if ledger.plan.rounds:
@@ -259,22 +262,20 @@ def _inert(value: Any) -> Any:
 def _describe(fields: dict[str, Any]) -> str:
     match fields["kind"]:
         case "plan":
-            plan = fields["plan"]
-            if not plan["rounds"]:
-                return (
-                    f"statistics alone, budget epsilon {brief_epsilon(plan['budget']['epsilon'])}"
+            plan = plan_from_dict(fields["plan"])
+            what = "statistics alone"
+            if plan.rounds:
+                what = (
+                    f"{plan.rounds} rounds of a {plan.kind} plan, noise multiplier from "
+                    f"{plan.noise_multiplier:.5g}"
                 )
-            return (
-                f"{plan['rounds']} rounds of a {plan['kind']} plan, noise multiplier from "
-                f"{plan['noise_multiplier']:.5g}, budget epsilon "
-                f"{brief_epsilon(plan['budget']['epsilon'])}"
-            )
+            return f"{what}, {Guarantee.of(plan).planned}"
         case "sweep":
-            budget = fields["budget"]["epsilon"]
-            return f"{len(fields['plans'])} plans together, epsilon {brief_epsilon(budget)}"
+            sweep = EnteredSweep.read(fields)
+            return f"{len(sweep.states)} plans together, at most {sweep.guarantee}"
         case "records":
-            budget = fields["plan"]["budget"]["epsilon"]
-            return f"DP-SGD inside clients, budget epsilon {brief_epsilon(budget)}"
+            plan_of_records = decode(RecordPlan, fields["plan"], "plan")
+            return f"DP-SGD inside clients, {Guarantee.of(plan_of_records).planned}"
         case "unprotected":
             return f"{fields['what']}: no promise"
         case "run":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
@@ -34,13 +35,13 @@ def guarantee_at_node(spending: Spending) -> Guarantee:
     assert spending.first_limit is not None  # each charge brings one
     bounds = spending.epsilon()
     relations = sorted(spending.neighboring_relations, key=lambda relation: relation.distance)
-    return Guarantee(
+    together = Guarantee.together(
+        None, spending.first_limit.delta, unit=spending.unit, neighbours=relations[-1]
+    )
+    return replace(
+        together,
         spent=bounds.best if bounds.by_name else None,
         budget=None if spending.budget is None else spending.budget.epsilon,
-        delta=spending.first_limit.delta,
-        unit=spending.unit,
-        neighbours=relations[-1],
-        against=Against.OF_EACH_RUN,
     )
 
 

@@ -17,7 +17,7 @@ from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.codec import encode
 from fl_dp.guarantee import Guarantee
 from fl_dp.plan import Plan
-from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
+from fl_dp.promise import brief_epsilon, ceiling, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
 
 from .bounds_table import bound_rows, bounds_json
@@ -140,7 +140,6 @@ class PlanView:
             (noise, span(plan.noise_multipliers, ".5f")),
             ("noise std on each coordinate of the mean", span(mean_noise, ".3g")),
             ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
-            ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(self.bounds),
         ]
         rows += _share_rows(plan)
@@ -156,7 +155,10 @@ class PlanView:
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
             rows.append((split, span(self.naive_multipliers, ".3f")))
             rows.append((truly, rounded_up(self.naive_epsilon)))
-        title = f"{plan.rounds} rounds, {plan.num_units} {plan.hosting.sampled}s, {rate}"
+        title = (
+            f"{plan.rounds} rounds, {plan.num_units} {plan.hosting.sampled}s, {rate}; epsilon "
+            f"{self.guarantee.terms}"
+        )
         return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:

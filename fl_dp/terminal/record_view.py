@@ -8,7 +8,6 @@ from rich.table import Table
 
 from fl_dp.guarantee import Guarantee
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
 
 from .bounds_table import bound_rows, bounds_json
@@ -34,14 +33,14 @@ def record_plan_table(plan: RecordPlan) -> Table:
     """Return the numbers as a table for the terminal."""
     return numbers_table(
         f"{plan.unit.capitalize()}s of each client: {plan.participations} rounds of {plan.steps} "
-        f"steps, Poisson samples at rate {plan.sampling_rate:g}",
+        f"steps, Poisson samples at rate {plan.sampling_rate:g}; epsilon "
+        f"{Guarantee.of(plan).terms}",
         [
             (
                 "noise multiplier (noise std on a step's sum / clipping norm)",
                 f"{plan.noise_multiplier:.5f}",
             ),
             (f"clipping norm of one {plan.unit}'s gradient", f"{plan.clipping_norm:g}"),
-            ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(plan.epsilon()),
         ],
     )

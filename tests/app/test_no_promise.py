@@ -50,7 +50,7 @@ def test_every_screen_of_a_run_says_no_privacy(
     assert "no privacy" in listed
     page = (folder / "privacy.md").read_text()
     assert "> **No privacy at all.**" in page
-    assert "| promise | **no privacy: epsilon " in page
+    assert "| promise | **no privacy**" in page
     report = (folder / "report.html").read_text()
     assert "Nothing is promised" in report
     [card] = json.loads(call("runs", "runs", "--json").stdout)["runs"]

@@ -39,10 +39,10 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import SecureSum
-from fl_dp.promise import brief_epsilon
 from fl_dp.statistics import (
     Answer as PrivateAnswer,
 )
@@ -491,7 +491,7 @@ def test_a_quickstart_gets_its_evaluation_back_in_every_round(
     (price,) = [line for line in caplog.messages if "Evaluation: after each round" in line]
     assert "eval_loss in [0, 4] with noise" in price
     alone = ledger.plan.epsilon(freeze([(choice.events[0], 3)])).best
-    assert price.endswith(f"alone epsilon {brief_epsilon(alone)}")
+    assert price.endswith(f"alone {Guarantee.of(ledger.plan, alone)}")
 
 
 def test_every_charge_is_on_disk_before_anybody_is_asked_to_evaluate(tmp_path: Path) -> None:

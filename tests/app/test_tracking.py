@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import socket
 import urllib.request
 from pathlib import Path
@@ -159,6 +160,8 @@ def test_every_name_of_a_round_is_on_the_closed_list(written: Written) -> None:
 def test_every_other_name_is_a_setting_or_a_fact_that_may_be_told(written: Written) -> None:
     assert set(written.facts) - OWN <= TRACKED | PROMISE | FINAL
     assert {"privacy.epsilon", "promise/epsilon", "final/epsilon"} <= set(written.facts)
+    cell = r"epsilon 4 at delta \S+, one client \(zero-out\), against whoever sees the models"
+    assert re.fullmatch(f"at most {cell}", written.facts["promise/guarantee"])
 
 
 def test_the_values_are_those_of_the_run(sweep: Path, written: Written) -> None:
@@ -261,6 +264,7 @@ def test_a_real_training_is_scraped_before_it_ends(
     train_small(tmp_path, f"tracking.metrics_port={port}")
     (text,) = seen
     assert 'fl_dp_promise_epsilon{run="run"} 4.0' in text
+    assert re.search(r"# HELP fl_dp_epsilon .* at most epsilon 4 at delta \S+, one client", text)
     assert not any(secret in text for secret in SECRETS)
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=120)

@@ -295,7 +295,7 @@ def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan: Any) -> Non
     result = call("plan", "--json", *changed(QUICK, "privacy.epsilon=1"))
     assert result.exit_code == 0
     assert "warning:" in result.stderr
-    assert "more than the budget of 1" in said_on_stderr(result)
+    assert "more than privacy.epsilon=1:" in said_on_stderr(result)
     assert json.loads(result.stdout)["epsilon"] == quick_plan["epsilon"]
 
 
@@ -906,7 +906,8 @@ def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path: Pat
     told = json_of("ledger", "--json", str(ledger_path))
     assert min(told["promised"].values()) > min(told["epsilon"].values())
     shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
-    assert f"Quote epsilon {rounded_up(min(told['promised'].values()))}, the plan's" in shown
+    quoted = Guarantee.read(told["guarantee"] | {"epsilon": min(told["promised"].values())})
+    assert f"Quote {quoted}, the plan's" in shown
 
 
 def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path: Path) -> None:

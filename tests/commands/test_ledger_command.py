@@ -140,7 +140,7 @@ def test_a_ledger_first_says_whether_it_is_whole_and_what_was_spent(run: RunFold
     verified, spent, *_ = told_by(run.path)
     assert verified.startswith("Chain verified: 6 entries")
     assert spent.startswith("Spent: epsilon ")
-    assert f" of 8 {Guarantee.of(PLAN).terms}, by " in spent
+    assert f" {Guarantee.of(PLAN).terms}, of a budget of 8, by " in spent
     assert "privacy-loss distributions" in spent
 
 
@@ -175,7 +175,7 @@ def test_a_ledger_of_which_nothing_was_spent_is_shown(tmp_path: Path) -> None:
     with PrivacyLedger.open(path, PLAN):
         pass
     lines = told_by(path)
-    assert any(line.startswith("Spent: epsilon 0 of ") for line in lines)
+    assert any(line.startswith("Spent: epsilon 0 at ") for line in lines)
     [nothing] = [line for line in lines if line.startswith("Nothing was compared")]
     assert "--check" in nothing
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.commands.app import app
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
-from fl_dp.promise import rounded_up
 
 
 def call(*arguments: object, answer: str = "") -> tuple[int, str]:
@@ -54,7 +54,8 @@ def test_what_a_node_will_do_is_said(ledger: Path) -> None:
     assert status == 0
     assert "DP-SGD inside the node, which protects each record and" not in said
     assert "noise that the node adds to its own answer and DP-SGD" in said
-    assert "at most epsilon 2.5 at delta 1e-05" in said
+    cap = "epsilon 2.5 at delta 1e-05, one record (neighbours as each run's), against whom each"
+    assert f"All runs together spend at most {cap} run's promise names; and as much for" in said
     assert "it holds 1 charges so far" in said
     assert "no witness" in said
     assert "--trusted-entities" in said
@@ -63,7 +64,7 @@ def test_what_a_node_will_do_is_said(ledger: Path) -> None:
 def test_what_still_fits_under_the_cap_is_said_and_is_true(tmp_path: Path) -> None:
     place = tmp_path / "ledger.db"
     config = f'dp-ledger-path="{place}" dp-max-epsilon=40.0 dp-require-privacy="record"'
-    assert "Nothing was spent: all of epsilon 40 is there" in call("check", config)[1]
+    assert "Nothing was spent: all of the cap is there, epsilon 40" in call("check", config)[1]
     charge(place, epsilon=40.0, noise=8.0, count=30)
     charge(place, epsilon=40.0, noise=5.0, count=10)
     status, said = call("check", config)
@@ -304,7 +305,7 @@ def test_a_gate_that_admits_one_app_says_what_it_trusts_and_what_that_costs(
     assert "lets a run set local-epochs=1, and a training message nothing" in said
     assert "trusts the app's packages as they are: /srv/app/venv" in said
     assert "20 steps of noise multiplier 1.1 on samples of rate 0.01" in said
-    assert f"costs epsilon {rounded_up(plan.epsilon().best)} at delta 1e-05" in said
+    assert f"one alone costs {Guarantee.of(plan, plan.epsilon().best)}" in said
 
 
 def test_a_gate_s_policy_that_can_t_be_meant_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -27,5 +28,12 @@ def test_every_entry_is_shown(tmp_path: Path) -> None:
     for line in shown.lines:
         console.print(line)
     text = console.export_text()
-    for words in ("sweep: 2 trainings", "2 plans together", "nothing: no promise", "none: some"):
+    none = "no privacy: something has no promise"
+    for words in ("sweep: 2 trainings", "2 plans together", none):
         assert words in text
+    with_epsilon = [line for line in text.splitlines() if "epsilon" in line]
+    assert len(with_epsilon) >= 5  # two in each table, and what is left
+    for line in with_epsilon:
+        assert re.search(r"at delta \S+, one (client|record) \(.+\), against ", line) or (
+            "and no cap on epsilon" in line
+        ), line

@@ -210,7 +210,7 @@ def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
         "--models",
         "6",
     )
-    assert found["promised"]["whom"] == "one record of one client"
+    assert found["promised"]["unit"] == "record"
     assert found["promised"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
     # At a false-alarm rate of 1e-6 over all attacks and rates.
     assert not found["exceeds"]

@@ -42,17 +42,19 @@ def test_before_anything_is_stated_the_number_is_what_was_spent() -> None:
 
 
 @pytest.mark.parametrize(
-    "nothing",
+    ("nothing", "number"),
     [
-        replace(OF_CLIENTS, insecure=True),
-        replace(OF_CLIENTS, epsilon=500.0, budget=500.0),
-        replace(OF_CLIENTS, epsilon=None, spent=0.25, budget=500.0),
-        replace(OF_CLIENTS, epsilon=None, spent=None, budget=None),
+        (replace(OF_CLIENTS, insecure=True), ""),
+        (replace(OF_CLIENTS, epsilon=500.0, budget=500.0), ": epsilon 500 "),
+        (replace(OF_CLIENTS, epsilon=None, spent=0.25, budget=500.0), ": epsilon 500 "),
+        (replace(OF_CLIENTS, epsilon=None, spent=None, budget=None), ""),
     ],
     ids=["insecure", "above 50", "a budget above 50", "no number"],
 )
-def test_what_promises_nothing_has_no_number(nothing: Guarantee) -> None:
-    assert str(nothing) == nothing.numbers == "no privacy"
+def test_what_promises_nothing_is_called_no_privacy(nothing: Guarantee, number: str) -> None:
+    assert nothing.number == nothing.numbers == "no privacy"
+    assert str(nothing) == f"no privacy{number}{nothing.terms if number else ''}"
+    assert nothing.planned.startswith("no privacy")
     assert not nothing.ended_early
 
 

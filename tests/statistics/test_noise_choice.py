@@ -86,7 +86,7 @@ def test_means_of_many_features_get_gaussian_noise_of_exactly_the_target() -> No
 def test_the_explanation_has_both_numbers() -> None:
     assert choose_noise(Count(), 1.0, DELTA).explanation == (
         "Laplace noise of standard deviation 1.414 on each coordinate of the sum, the smaller: "
-        "Gaussian noise would have 3.731 (epsilon 1, delta 1e-05)"
+        "Gaussian noise would have 3.731"
     )
     assert choose_noise(dense(100), 1.0, DELTA).explanation.startswith(
         "Gaussian noise of standard deviation 37.31 on each coordinate of the sum, the smaller: "
@@ -106,7 +106,7 @@ def test_quantiles_share_epsilon_evenly_and_each_draw_is_an_event() -> None:
     query = Quantiles(probabilities=(0.25, 0.5, 0.75), grid=tuple(range(100)))
     choice = choose_noise(query, 1.5, DELTA)
     assert choice.events == (ExponentialEvent(epsilon=0.5),) * 3
-    assert "epsilon 0.5 each and 1.5 together" in choice.explanation
+    assert "each of 3 quantiles among 100 grid points, with equal shares" in choice.explanation
 
 
 @pytest.mark.parametrize(

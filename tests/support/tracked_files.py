@@ -95,7 +95,8 @@ def _wandb_run(file: Path) -> Written:
                 for item in record.run.config.update:
                     files.facts[item.key] = item.value_json
                 files.facts |= {"group": record.run.run_group, "id": record.run.run_id}
-                assert {record.run.host, record.run.notes, record.run.git.remote_url} == {"-", ""}
+                assert {record.run.host, record.run.git.remote_url} == {"-", ""}
+                assert record.run.notes.startswith("at most epsilon ")
             case "summary":
                 for item in record.summary.update:
                     if item.key:

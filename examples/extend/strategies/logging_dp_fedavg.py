@@ -39,7 +39,7 @@ class LoggingDPFedAvg(DPFedAvg):
         assert self.ledger is not None  # `with_budget` was given one
         statement = privacy_statement(self.ledger)
         return (
-            f"Spent: epsilon {statement.best_epsilon:.3f} at delta {statement.delta:.3g}\n"
+            f"Spent: {statement.guarantee}\n"
             f"Ledger: {self.ledger.location}\n"
             f"Norms of the released models: {' '.join(f'{norm:.2f}' for norm in self.norms)}"
         )

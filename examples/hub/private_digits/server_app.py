@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     (folder / "privacy.md").write_text(statement_markdown(statement), encoding="utf-8")
     *_, measured = result.evaluate_metrics_serverapp.values()
     print(f"Accuracy on public records: {measured['accuracy']:.3f}")
-    print(f"Spent: epsilon {statement.best_epsilon:.3f} at delta {statement.delta:g}")
+    print(f"Spent: {statement.guarantee}")
     print(f"Privacy statement: {folder / 'privacy.md'}")
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
+from fl_dp.guarantee import Guarantee
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import brief_epsilon
 
 from .checks import AbsolutePath, Count, Positive, between_0_and_1, fraction
 from .option import Option, key, made_by, option
@@ -85,9 +85,8 @@ def record_plan(
     if spends.budget.epsilon > epsilon:
         raise OptionError(
             f"{participations} rounds of a client at dp_sgd.noise_multiplier={noise_multiplier:g} "
-            f"spend epsilon {brief_epsilon(spends.budget.epsilon)} of its records, more than "
-            f"dp_sgd.epsilon={epsilon}: raise the budget, or leave the multiplier out and "
-            "let it be calibrated",
+            f"spend {Guarantee.of(spends)}, more than dp_sgd.epsilon={epsilon}: raise the budget, "
+            "or leave the multiplier out and let it be calibrated",
             option="dp_sgd.noise_multiplier",
         )
     return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))

@@ -53,7 +53,7 @@ class MetricsPage:
         """
         self._clock = clock
         self._lock = threading.Lock()
-        self._run = ""
+        self._run = self._guarantee = ""
         self._facts: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._shown: dict[str, float] = {}
@@ -77,7 +77,7 @@ class MetricsPage:
         if run.rounds is not None:
             facts[f"{_PREFIX}rounds"] = run.rounds
         with self._lock:
-            self._run = run.name
+            self._run, self._guarantee = run.name, run.guarantee
             self._facts = facts
         for server_round, values in run.before[-1:]:
             self.released(server_round, values)
@@ -105,10 +105,13 @@ class MetricsPage:
         with self._lock:
             self._turn()
             shown = {**self._facts, **self._shown}
-            run = {"run": self._run}
+            run, guarantee = {"run": self._run}, self._guarantee
         yield PageGauge(f"{_PREFIX}info", "Version of fl-dp.", 1.0, {"version": __version__})
         for name, value in sorted(shown.items()):
-            yield PageGauge(name, _HELP.get(name.removeprefix(_PREFIX), ""), value, run)
+            meaning = _HELP.get(name.removeprefix(_PREFIX), "")
+            if name == f"{_PREFIX}epsilon":
+                meaning = f"{meaning} {guarantee}"
+            yield PageGauge(name, meaning, value, run)
         for name, (value, meaning) in sorted(_process().items()):
             yield PageGauge(name, meaning, value)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _IDENTITY, _GROUP, _STATE = "fl_dp.run", "fl_dp.sweep", "fl_dp.state"
+_NOTE = "mlflow.note.content"  # MLflow shows it above a run's figures
 _MOST_AT_ONCE = 100  # parameters that MLflow takes in one request
 _LONGEST = 500  # characters of one that every store takes
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -65,7 +66,7 @@ class MLflowTracker:
                 self._run = earlier[0].info.run_id
                 client.update_run(self._run, status="RUNNING")
                 return
-        tags = {_IDENTITY: run.identity}
+        tags = {_IDENTITY: run.identity, _NOTE: run.guarantee}
         if run.group:
             tags[_GROUP] = run.group
         new = client.create_run(experiment, start_time=self._began, tags=tags, run_name=run.name)
@@ -87,6 +88,8 @@ class MLflowTracker:
         self._log(numbers, 0)
         client = self._started()
         client.set_tag(self._run, _STATE, state)
+        if "final/guarantee" in final:
+            client.set_tag(self._run, _NOTE, final["final/guarantee"])
         now = round(whole_minute(time.time()) * 1000)
         client.set_terminated(self._run, _STATUS[state], end_time=max(now, self._began))
 

@@ -42,12 +42,23 @@ PROMISE = frozenset(
         "record_epsilon",
         "record_delta",
         "record_noise_multiplier",
+        "guarantee",
+        "record_guarantee",
     )
 )
 """Privacy facts of a run that begins: its budget, and what its noise was planned for."""
 
 FINAL = frozenset(
-    f"final/{name}" for name in ("rounds", "epsilon", "delta", "record_epsilon", "record_delta")
+    f"final/{name}"
+    for name in (
+        "rounds",
+        "epsilon",
+        "delta",
+        "record_epsilon",
+        "record_delta",
+        "guarantee",
+        "record_guarantee",
+    )
 )
 """Privacy facts of a run that has ended, as its statement quotes them."""
 

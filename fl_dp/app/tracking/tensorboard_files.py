@@ -30,6 +30,7 @@ class TensorBoardTracker:
         self._records: RecordWriter | None = None
         self._began = 0.0
         self._last = 0
+        self._guarantee = ""
 
     def started(self, run: RunStart) -> None:
         """Write settings and promise, as text and for the hyper-parameter table."""
@@ -39,6 +40,7 @@ class TensorBoardTracker:
 
         private_folder(self._folder)
         self._began = whole_minute(time.time())
+        self._guarantee = run.guarantee
         self._last = run.before[-1][0] if run.before else 0
         # Named here: the library's own names contain the machine's name.
         name = f"events.out.tfevents.{time.time_ns():020d}.{secrets.token_hex(4)}"
@@ -54,9 +56,13 @@ class TensorBoardTracker:
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
         """Write one scalar per value, with the round as its step."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
         scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        for scalar in scalars:
+            if scalar.tag == "epsilon":
+                metadata = SummaryMetadata(summary_description=self._guarantee)
+                scalar.metadata.CopyFrom(metadata)
         self._last = server_round
         self._write(step=server_round, summary=Summary(value=scalars))
 

@@ -37,6 +37,12 @@ class RunStart:
     promise: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
+    def guarantee(self) -> str:
+        """What its figures of epsilon mean nothing without; empty if unknown."""
+        of_records = self.promise.get("promise/record_guarantee", "")
+        return str(self.promise.get("promise/guarantee", of_records))
+
+    @property
     def resumed(self) -> bool:
         """Whether rounds were released before."""
         return bool(self.before)

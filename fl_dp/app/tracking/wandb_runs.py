@@ -44,6 +44,7 @@ class WandbTracker:
             project=self._project,
             name=run.name,
             group=run.group,
+            notes=run.guarantee,
             id=run.identity,
             # Passed here, so that WANDB_MODE of the environment sends nothing.
             mode="online" if self._online else "offline",

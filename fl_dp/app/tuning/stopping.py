@@ -45,7 +45,7 @@ class Stopped:
         folder: The run's folder; receives the winner.
         candidates: Candidate of each training, in order; their number is as secret as the noise.
         noise_multiplier: Noise multiplier of each training.
-        budget_of_one: Epsilon of one training alone.
+        promise_of_one: What one training alone would promise.
         ledger: The run's ledger, open until `close`. It records the time of each opening: a second
             one would reveal how long all trainings took.
     """
@@ -54,7 +54,7 @@ class Stopped:
     settings: Settings
     candidates: tuple[str, ...]
     noise_multiplier: float
-    budget_of_one: float
+    promise_of_one: Guarantee
     ledger: PrivacyLedger
 
     @classmethod
@@ -85,7 +85,7 @@ class Stopped:
             settings=settings,
             candidates=tuple(candidates[draw] for draw in draws),
             noise_multiplier=one.noise_multiplier,
-            budget_of_one=one.budget.epsilon,
+            promise_of_one=Guarantee.of(one),
             ledger=ledger,
         )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_dp.promise import brief_epsilon, epsilon_at_delta
+from fl_dp.accounting import PrivacyBudget
+from fl_dp.guarantee import Guarantee
+from fl_dp.promise import brief_epsilon
 
 from .app_verification import ENTITIES_OPTION
 from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig
@@ -76,13 +78,20 @@ def _required(owner: NodeConfig) -> str:
 
 
 def _cap(owner: NodeConfig) -> str:
-    if owner.max_epsilon is None:
+    if owner.cap is None:
         return (
             "There is no cap: each run brings its own budget, and nothing limits all of them. "
             "dp-max-epsilon=4.0 caps all runs together"
         )
-    most = epsilon_at_delta(owner.max_epsilon, owner.max_delta)
-    return f"All runs together spend at most {most}, for records and for the node as a whole apart"
+    return f"All runs together spend at most {cap_in_words(owner.cap)}"
+
+
+def cap_in_words(cap: PrivacyBudget) -> str:
+    """Return what an owner's cap means, before any run says its neighbours."""
+    of_records = Guarantee.together(
+        cap.epsilon, cap.delta, unit="record", neighbours="neighbours as each run's"
+    )
+    return f"{of_records}; and as much for the node as a whole, one client"
 
 
 def _for_each_record(owner: NodeConfig) -> list[str]:
@@ -90,7 +99,8 @@ def _for_each_record(owner: NodeConfig) -> list[str]:
         return []
     return [
         f"A run's DP-SGD gets at most epsilon {brief_epsilon(owner.record_epsilon)} for each "
-        "record; where it plans more, the node trains with more noise"
+        "record, at its own delta and neighbours, against whom its promise names; where it plans "
+        "more, the node trains with more noise"
     ]
 
 

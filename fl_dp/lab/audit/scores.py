@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.accounting.trade_off import TradeOff
+from fl_dp.guarantee import Guarantee
 from fl_dp.option_errors import require_probability
 
 from .lower_bounds import (
@@ -227,6 +228,7 @@ def report_of_scores(
     )
     return AuditReport(
         subject=subject,
+        promise=Guarantee(delta=delta, unit=None, neighbours=None, against=None),
         findings=(finding,),
         estimates={
             "epsilon by Gaussian DP, if the scores' trade-off were a Gaussian's; no bound": (

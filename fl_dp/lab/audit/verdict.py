@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.terminal.sheets import sheet
 
 
@@ -87,12 +88,14 @@ class AuditReport:
         findings: Findings in the order of the tests.
         notes: Further lines for the reader.
         estimates: Numbers that are no bounds, by name.
+        promise: Delta, unit, neighbours and adversary of every claim and bound; None: unknown.
     """
 
     subject: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     estimates: Mapping[str, float] = field(default_factory=dict)
+    promise: Guarantee | None = None
 
     @property
     def stands(self) -> bool:
@@ -108,6 +111,7 @@ class AuditReport:
         """Return it for JSON."""
         return {
             "subject": self.subject,
+            "promise": None if self.promise is None else self.promise.to_dict(),
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
             "estimates": dict(self.estimates),
@@ -132,6 +136,8 @@ def audit_table(report: AuditReport) -> Table:
         )
         rows.append([Text(cell, style=style) for cell in cells])
     title = f"Audit of {report.subject}"
+    if report.promise is not None:
+        title += f": epsilon {report.promise.terms}"
     return sheet(title, ("test", *numbers, "verdict"), rows, numbers=numbers)
 
 

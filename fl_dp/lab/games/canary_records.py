@@ -26,13 +26,13 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.workload import data_of_unit
 from fl_dp.clients import DPSGD
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
+from fl_dp.guarantee import Guarantee
 from fl_dp.lab.audit.lower_bounds import most_that_clopper_pearson_shows
 from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.one_run import finding_of_one_run
 from fl_dp.lab.audit.scores import bounds_of_scores
 from fl_dp.lab.audit.verdict import AuditReport
 from fl_dp.plan import RecordPlan
-from fl_dp.promise import delta_rounded_up
 
 _LEARNING_RATE = 1e-3  # so small that a canary's gradient keeps its direction
 _LONG = 100.0  # length of a canary's input in clipping norms: its gradient is clipped
@@ -173,6 +173,7 @@ def audit_records(
     charged = plan.noise_multiplier * plan.clipping_norm / dp_sgd.expected_batch_size
     noise = torch.stack(releases).double().numpy() / charged
     return AuditReport(
+        promise=Guarantee.of(plan),
         subject=f"records of one client, {plan.participations} participations of {plan.steps} "
         "steps of DP-SGD",
         findings=(
@@ -191,8 +192,7 @@ def audit_records(
         },
         notes=(
             f"{int(included.sum())} of {len(included)} canary records were in; the bounds are of "
-            f"an adversary that sees the model after the last participation; delta "
-            f"{delta_rounded_up(delta)}",
+            "an adversary that sees the model after the last participation",
             f"the noise is that of all {len(releases)} steps, in weights that no record touches",
             "the one-run bound (Steinke et al. 2023) holds whatever the scores are; delta alone "
             "keeps it at 0 where confidence is above about 1 - 2 canaries x delta / guesses",

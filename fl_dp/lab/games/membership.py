@@ -35,6 +35,7 @@ from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, records_of, set_shared, training_rows
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
+from fl_dp.guarantee import Against, Guarantee
 from fl_dp.lab.attacks.membership.observations import (
     Observations,
     logit_confidence,
@@ -61,14 +62,27 @@ class MembershipPromise:
     Attributes:
         history: All charges of one candidate.
         neighboring_relation: Difference of trainings with and without a candidate.
-        whom: The candidate in words, for example `one client`.
+        unit: The candidate, of `UNITS`.
+        against: The adversary of the promise.
     """
 
     epsilon: float
     delta: float
     history: FrozenHistory
     neighboring_relation: NeighboringRelation
-    whom: str
+    unit: str
+    against: Against
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The promise as every screen shows it."""
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+            neighbours=self.neighboring_relation,
+            against=self.against,
+        )
 
     def curve(self) -> TradeOff:
         """The true-positive rate that epsilon and delta allow, by false-positive rate."""
@@ -113,7 +127,8 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
             delta=plan.budget.delta,
             history=history,
             neighboring_relation=relation,
-            whom="one record of one client",
+            unit=unit,
+            against=plan.against,
         )
     if not settings.protects_clients:
         return None
@@ -130,7 +145,8 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
         delta=delta,
         history=of_clients.history,
         neighboring_relation=relation,
-        whom=f"one {unit}",
+        unit=unit,
+        against=of_clients.against,
     )
 
 

@@ -18,6 +18,7 @@ from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.files import written_whole
+from fl_dp.guarantee import Guarantee
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.correlated_run import PublicTurns, matched_filters, with_fresh_noise
@@ -25,7 +26,6 @@ from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import ObservedRound, finding_of_run, one_shot_epsilon
 from fl_dp.plan import Plan
-from fl_dp.promise import delta_rounded_up
 
 from .canary_run import CanaryRun
 
@@ -172,6 +172,7 @@ class Audited:
         *,
         alpha: float,
         subject: str,
+        promise: Guarantee,
         knowledge: str,
         estimates: Mapping[str, float] | None = None,
         notes: Sequence[str] = (),
@@ -180,7 +181,7 @@ class Audited:
 
         A run that keeps its claims is accused with probability `alpha`, over all findings.
         `knowledge` is what the adversary knows besides the releases; `estimates`, by name, are no
-        bounds. `subject` names what is audited.
+        bounds. `subject` names what is audited, and `promise` has the terms of all claims.
 
         Raises:
             ValueError: As `bound`.
@@ -197,11 +198,11 @@ class Audited:
             )
         return AuditReport(
             subject=subject,
+            promise=promise,
             findings=self.findings(alpha=alpha),
             estimates={**at_95, **(estimates or {})},
             notes=(
-                f"at delta {delta_rounded_up(self.delta)}; the adversary sees every release and "
-                f"knows {knowledge}",
+                f"the adversary sees every release and knows {knowledge}",
                 "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
                 "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
                 *notes,
@@ -274,6 +275,7 @@ def report_of_run(
     return audited.report(
         alpha=alpha,
         subject=f"{settings.task.name}, {len(observed.rounds)} rounds",
+        promise=Guarantee.stated(statement),
         knowledge=f"what all others sent{_knowledge_of_cohorts(observed.turns)}",
         estimates={"one-shot estimate from the last model alone, which is no bound": one_shot},
     )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_dp.guarantee import Guarantee
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.correlated_run import PublicTurns
 from fl_dp.lab.audit.verdict import AuditReport
@@ -78,6 +79,7 @@ def report_of_sums(
     return audited.report(
         alpha=alpha,
         subject=f"{subject}, {len(shares)} sums of {honest} shares of noise",
+        promise=Guarantee.of(plan),
         knowledge=f"all others' values, all other shares of noise, {coins_are_known}",
         notes=(
             "no masks, coins of nodes, clipping or training were played, and no node was late: "

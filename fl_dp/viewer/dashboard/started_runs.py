@@ -60,8 +60,8 @@ class PricedRequest:
         of_records: The promise to a client's records, if they are protected, too.
         promise: Sentences of the promise by name.
         warnings: The command line's.
-        budgets: Epsilon of each private training of an experiment of many, smallest first; None
-            where epsilon follows from a given noise.
+        budgets: Budget of each private training of an experiment of many, smallest first; without
+            a number where it follows from a given noise.
     """
 
     key: str
@@ -70,7 +70,7 @@ class PricedRequest:
     of_records: Guarantee | None = None
     promise: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    budgets: tuple[float | None, ...] = ()
+    budgets: tuple[Guarantee, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -250,14 +250,15 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 
-def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
-    budgets = []
-    for training in trainings:
-        if training.protects_clients:
-            budgets.append(training.privacy.epsilon)
-        elif training.protects_records:
-            budgets.append(training.record_training.epsilon)
-    return tuple(sorted(budgets, key=lambda epsilon: (epsilon is None, epsilon or 0.0)))
+def _budgets(trainings: Sequence[Settings]) -> tuple[Guarantee, ...]:
+    from fl_dp.app.planning import budget_asked_for  # with Flower, slow to load
+
+    try:
+        asked = list(map(budget_asked_for, trainings))
+    except (OSError, ValueError) as error:
+        raise NotPriced(str(error)) from error
+    budgets = [guarantee for guarantee in asked if guarantee is not None]
+    return tuple(sorted(budgets, key=lambda guarantee: guarantee.budget or 0.0))
 
 
 def _with_prefix(lines: Sequence[str], prefix: str) -> list[str]:

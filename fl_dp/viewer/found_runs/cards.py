@@ -92,8 +92,7 @@ class RunCard:
         """A number that rises with epsilon; infinite where nothing is promised, or known."""
         if self.promise is None or not self.promise.promises:
             return math.inf
-        numbers = (self.promise.epsilon, self.promise.spent, self.promise.budget)
-        return next((number for number in numbers if number is not None), math.inf)
+        return math.inf if self.promise.first is None else self.promise.first
 
 
 def state_of(

@@ -131,7 +131,7 @@ def test_dp_sgd_clips_the_gradient_of_a_record_and_adds_its_noise() -> None:
     assert np.linalg.norm(raw) > 0.1 * 0.1  # it is clipped
     residual = update(seen) - clip_by_norm(raw, 0.1 * 0.1)
     assert is_noise_of(residual, 0.1 * 0.5 * 0.1)
-    assert threat.unit == "one record"
+    assert threat.unit == "record"
 
 
 @pytest.mark.parametrize(

@@ -444,7 +444,9 @@ def test_what_is_started_does_not_learn_the_token(
 def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
     page = client.post("/price?kind=sweep", data=FILLED["sweep"], headers=OWN).text
     assert "12 trainings, of which 12 are private" in page
-    assert "epsilon 2 to 2" in page
+    assert "Each of 12 would promise" in page
+    assert '<span class="numbers">at most 2</span>' in page
+    assert re.search(r"at delta \S+, one client \(zero-out\), against whoever sees", page)
     formula = {"experiment": "udp_formula", "sweep.seeds": "0"}
     assert "noise is given" in client.post("/price?kind=sweep", data=formula, headers=OWN).text
 

@@ -280,6 +280,8 @@ class Recovery:
             "epsilon": threat.epsilon(self.options.delta),
             "delta": self.options.delta,
             "unit": threat.unit,
+            "neighbours": str(threat.neighbours),
+            "against": str(threat.against),
             "records": cell.records,
             "epochs": cell.epochs,
             "network": cell.network,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
 from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
-from fl_dp.promise import delta_rounded_up
+from fl_dp.guarantee import grouped
 
 from .recovery_results import CellResult, Summary, strongest
 from .registry import WORDS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.container import ErrorbarContainer
 
+_PANEL = 4.6  # inches
 _EXACT = 50.0  # decibels: no eye sees a difference above
 _BASELINES = (
     ("mean_image", "guess: the mean image", "--"),
@@ -38,43 +39,55 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     """Draw PSNR over the noise multiplier and over epsilon, one line per threat model.
 
     At each noise the attack with the least MSE counts. Bars are the standard deviation over seeds.
-    Only summaries with noise, and those of the raw update, are drawn.
+    Only summaries with noise, and those of the raw update, are drawn. Epsilons of different
+    promises have a panel each.
     """
     in_noise = [summary for summary in summaries if summary.part == "noise"]
     noisy = [summary for summary in in_noise if summary.threat in WITH_NOISE]
     raw = [summary for summary in in_noise if summary.threat == "raw"]
-    picture = new_picture((1.0, 1.0), size=(11.0, 4.6)) if noisy else None
+    promises = grouped(noisy, lambda summary: summary.guarantee.terms)
+    count = 1 + len(promises)
+    picture = new_picture([1.0] * count, size=(_PANEL * count, 4.8)) if noisy else None
     if picture is None:
         return False
-    figure, (by_noise, by_epsilon) = picture
+    figure, (by_noise, *by_epsilon) = picture
+    _draw_recovery(by_noise, noisy, raw, "noise_multiplier")
+    by_noise.set(xlabel="noise multiplier", title=title)
+    epsilons = [summary.epsilon for summary in noisy]
+    for axes, (terms, promised) in zip(by_epsilon, promises.items(), strict=True):
+        _draw_recovery(axes, promised, raw, "epsilon")
+        axes.set(
+            xlabel="epsilon of this one round",
+            title=textwrap.fill(f"Against epsilon {terms}", 44),
+            xlim=(0.5 * min(*epsilons, 1.0), 2.0 * max(epsilons)),
+        )
+        # The range that people call private; recovery fails at far larger epsilons.
+        axes.axvspan(axes.get_xlim()[0], 10.0, color=COLOURS[2], alpha=0.12)
+        axes.text(1.0, _EXACT + 5.0, "up to 10", color=COLOURS[2], fontsize=8)
+    for axes in by_epsilon:
+        axes.title.set_fontsize(9)
+    save_picture(figure, target)
+    return True
+
+
+def _draw_recovery(
+    axes: Axes, noisy: Sequence[Summary], raw: Sequence[Summary], column: str
+) -> None:
+    """Draw PSNR over a number of `Summary`, one line per threat model."""
     threats = list(dict.fromkeys(summary.threat for summary in noisy))
     for number, threat in enumerate(threats):
         best = strongest([summary for summary in noisy if summary.threat == threat])
         colour = COLOURS[WITH_NOISE.index(threat) % len(COLOURS)]
-        for axes, key in ((by_noise, "noise_multiplier"), (by_epsilon, "epsilon")):
-            nudge(_line(axes, best, key, colour, WORDS[threat]), number, len(threats))
-    for axes in (by_noise, by_epsilon):
-        _baselines(axes, noisy)
-        if raw:
-            height = max(map(_height, raw))
-            label = "no protection"
-            if height >= _EXACT:
-                label += f" ({_EXACT:g} dB or more)"
-            axes.axhline(height, color=PALE, linewidth=1.0, label=label)
-        axes.set(xscale="log", ylabel="PSNR in dB")
-        axes.set_ylim(0.0, _EXACT + 15.0)  # room for words
-    by_noise.set(xlabel="noise multiplier", title=title)
-    epsilons = [summary.epsilon for summary in noisy]
-    by_epsilon.set(
-        xlabel=f"epsilon of this one round at delta {delta_rounded_up(noisy[0].delta)}",
-        title="The same against epsilon",
-        xlim=(0.5 * min(*epsilons, 1.0), 2.0 * max(epsilons)),
-    )
-    # The range that people call private; recovery fails at far larger epsilons.
-    by_epsilon.axvspan(by_epsilon.get_xlim()[0], 10.0, color=COLOURS[2], alpha=0.12)
-    by_epsilon.text(1.0, _EXACT + 5.0, "epsilon up to 10", color=COLOURS[2], fontsize=8)
-    save_picture(figure, target)
-    return True
+        nudge(_line(axes, best, column, colour, WORDS[threat]), number, len(threats))
+    _baselines(axes, noisy)
+    if raw:
+        height = max(map(_height, raw))
+        label = "no protection"
+        if height >= _EXACT:
+            label += f" ({_EXACT:g} dB or more)"
+        axes.axhline(height, color=PALE, linewidth=1.0, label=label)
+    axes.set(xscale="log", ylabel="PSNR in dB")
+    axes.set_ylim(0.0, _EXACT + 15.0)  # room for words
 
 
 def draw_resistance(summaries: Sequence[Summary], target: Path, *, title: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.files import written_whole
+from fl_dp.guarantee import Against, Guarantee
 
 _PICTURES = ("truth", "recovered", "nearest", "mean")
 
@@ -56,7 +57,9 @@ def load_result(file: Path) -> CellResult:
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in _PICTURES}
-            return CellResult(rows=json.loads(str(stored["rows"])), **arrays)
+            rows = json.loads(str(stored["rows"]))
+            _ = [[row[name] for name in _PROMISE] for row in rows]  # an older version had fewer
+            return CellResult(rows=rows, **arrays)
     except (KeyError, ValueError, BadZipFile) as error:
         raise ValueError(
             f"{file} is no finished cell ({error}): remove it to do it again"
@@ -67,6 +70,7 @@ SCORES = ("mse", "psnr", "ssim")
 BASELINES = ("mean_image", "nearest")
 
 _SETTING = ("part", "threat", "attack", "noise_multiplier", "records", "epochs", "network")
+_PROMISE = ("epsilon", "delta", "unit", "neighbours", "against")
 _OF_IMAGES = (
     "label_recovered",
     *SCORES,
@@ -99,7 +103,9 @@ class Summary:
 
     Attributes:
         epsilon: Epsilon of the round at `delta`; infinite where nothing is promised.
-        unit: Unit that epsilon protects.
+        unit: Unit that epsilon protects, of `UNITS`.
+        neighbours: Its neighbouring relation.
+        against: Its adversary.
         images: Number of images or texts, over all seeds.
         means: Each score's mean over seeds, after the mean over each seed's images.
         deviations: Their standard deviation over seeds; NaN for one seed or an infinite PSNR.
@@ -115,9 +121,22 @@ class Summary:
     epsilon: float
     delta: float
     unit: str
+    neighbours: str
+    against: str
     images: int
     means: dict[str, float]
     deviations: dict[str, float]
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The round's promise, as every screen shows it."""
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+            neighbours=self.neighbours,
+            against=Against(self.against),
+        )
 
     @property
     def fails(self) -> bool:
@@ -172,7 +191,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
         of_seeds = [statistics.fmean(row[key] for row in by_seed[seed]) for seed in sorted(by_seed)]
         means[key], deviations[key] = statistics.fmean(of_seeds), _deviation(of_seeds)
     return Summary(
-        **{key: first[key] for key in (*_SETTING, "epsilon", "delta", "unit")},
+        **{key: first[key] for key in (*_SETTING, *_PROMISE)},
         images=len(rows),
         means=means,
         deviations=deviations,

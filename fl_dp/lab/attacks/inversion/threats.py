@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, PrivacyEvent, epsilon
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyBudget,
+    PrivacyEvent,
+    epsilon,
+)
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
+from fl_dp.guarantee import Against
 from fl_dp.mechanisms import (
     ClientScheme,
     GaussianMechanism,
@@ -72,7 +79,9 @@ class ThreatModel(ABC):
     """
 
     training: KnownTraining
-    unit: ClassVar[str] = "one client"
+    unit: ClassVar[str] = "client"
+    neighbours: ClassVar[NeighboringRelation] = NeighboringRelation.ZERO_OUT
+    against: ClassVar[Against] = Against.SERVER
 
     def observe(
         self,
@@ -131,7 +140,7 @@ class ThreatModel(ABC):
         charge = self.releases()
         if charge is None:
             return math.inf
-        return epsilon(dict([charge]), delta).best
+        return epsilon(dict([charge]), delta, neighboring_relation=self.neighbours).best
 
     def _update(
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
@@ -221,6 +230,7 @@ class ReleasedModel(ThreatModel):
     clipping_norm: float
     noise_multiplier: float
     knows_others: bool = False
+    against: ClassVar[Against] = Against.MODELS
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
         """The released model's mean update. See `ThreatModel.view`."""
@@ -262,6 +272,7 @@ class UpdateSum(ThreatModel):
     clipping_norm: float
     noise_multiplier: float | None = None
     cohort: int
+    against: ClassVar[Against] = Against.HONEST_SERVER
 
     def __post_init__(self) -> None:
         """Validate.
@@ -317,7 +328,7 @@ class DPSGDUpdate(ThreatModel):
 
     clipping_norm: float
     noise_multiplier: float
-    unit: ClassVar[str] = "one record"
+    unit: ClassVar[str] = "record"
 
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
         """The client's update. See `ThreatModel.view`."""

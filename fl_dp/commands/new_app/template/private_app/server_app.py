@@ -57,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
 
     *_, measured = result.evaluate_metrics_serverapp.values()
     print(f"Accuracy on public records: {measured['accuracy']:.3f}")
-    print(f"Spent: epsilon {statement.best_epsilon:.3f} at delta {statement.delta:g}")
+    print(f"Spent: {statement.guarantee}")
     print(f"Privacy statement, to read: {folder / 'privacy.md'}")
     print(f"Ledger, to verify: fl-dp ledger {strategy.ledger.location}")
 
