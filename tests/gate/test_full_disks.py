@@ -72,6 +72,7 @@ def test_the_server_hears_nothing_of_it_and_the_owner_one_line_with_its_path(
     policy = dict(POLICIES[way])
     if way == "record":
         (tmp_path / "fab").write_bytes(bundle(PROJECT))
+        policy["dp-shared-parameters"] = "w"
         policy["dp-allowed-apps"] = f"hospital/heart@{sha256_of(tmp_path / 'fab')}"
     here = site(adding(1.0), **policy)
     with pytest.MonkeyPatch.context() as patch:
