@@ -206,7 +206,7 @@ class SiteAtSocket:
             try:
                 while True:
                     self._take(self._read(connection))
-            except (OSError, EOFError, FrameError) as error:
+            except (OSError, EOFError, FrameError, MemoryError) as error:
                 logger.warning("the desk is gone: %s", error or "it has closed its socket")
             with self._lock:
                 self._out = None

@@ -74,6 +74,11 @@ OF_A_SERVICE = {
     "read_only",
     "user",
     "group_add",
+    "cpu_shares",
+    "cpus",
+    "mem_limit",
+    "mem_reservation",
+    "pids_limit",
     "cap_drop",
     "security_opt",
     "tmpfs",
@@ -260,6 +265,9 @@ def test_a_flood_at_the_desk_leaves_processors_and_memory_to_the_gate() -> None:
     assert gate["MemoryMin"] and desk["MemoryMax"] and desk["CPUQuota"] and desk["TasksMax"]
     # A process that left its session ends with the unit's cgroup.
     assert "KillMode" not in app
+    first, bounded = services()["gate"], services()["desk"]
+    assert first["cpu_shares"] >= 100_000 and first["mem_reservation"]  # others have 1,024
+    assert bounded["cpus"] and bounded["mem_limit"] and bounded["pids_limit"]
 
 
 BETWEEN = "/run/fl-dp-desk-%i"

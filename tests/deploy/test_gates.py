@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gated_deployment import DeploymentApart, GatedDeployment
+from gated_deployment import GatedDeployment
 from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
@@ -88,36 +85,13 @@ POLICY = {
 }
 
 
-OTHER = os.environ.get("FL_DP_OTHER_FLOWER")
-"""Folder of the executables of another Flower, whose SuperNode then serves behind the gate, too."""
-TOLD = {
-    GatedDeployment: "they can read the ledger",
-    DeploymentApart: "nobody has found out what an app of nobody could do here",
-}
-
-
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("deployment", "options"),
-    [
-        (GatedDeployment, {}),
-        (DeploymentApart, {"flower": Path(sys.executable).parent}),
-        pytest.param(
-            DeploymentApart,
-            {"flower": Path(OTHER or "")},
-            marks=pytest.mark.skipif(OTHER is None, reason="FL_DP_OTHER_FLOWER names no folder"),
-        ),
-    ],
-    ids=["one user", "apart", "another Flower"],
-)
-def test_what_arrives_of_two_sites_differs_in_numbers_of_the_model_alone(
-    tmp_path: Path, deployment: type[GatedDeployment], options: dict[str, Any]
-) -> None:
+def test_what_arrives_of_two_sites_differs_in_numbers_of_the_model_alone(tmp_path: Path) -> None:
     app = write_app(tmp_path / "curious", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
-    with deployment(tmp_path / "processes", **options, **POLICY) as running:
+    with GatedDeployment(tmp_path / "processes", **POLICY) as running:
         for name, secret in SITES.items():
             running.join(name, {"secret": secret})
         assert running.run(app, []) == "finished:completed"
@@ -136,4 +110,4 @@ def test_what_arrives_of_two_sites_differs_in_numbers_of_the_model_alone(
         assert use.charges == 2
         assert use.use is not None and use.use.app is not None
         assert use.use.app.startswith("stranger/curious==1.0.0@")
-    assert all(TOLD[deployment] in log for log in logs)
+    assert all("they can read the ledger" in log for log in logs)

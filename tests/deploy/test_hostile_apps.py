@@ -6,11 +6,13 @@ One federation plays one after another. In one process: tests/gate.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gated_deployment import GatedDeployment
+from gated_deployment import DeploymentApart, GatedDeployment
 from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
@@ -28,12 +30,19 @@ WAYS = (
     "answers twice and goes on in another process",
     "replays another round and answers",
     "kills its SuperNode",
+    "sends a tree of another root",
+    "floods the desk",
+    "burns all processors in another session",
     "never answers",
     "behaves",
 )
 UPDATES = dict.fromkeys(WAYS, (1.0,)) | {
     "never answers": (0.0,),
     "kills its SuperNode": (0.0, 1.0),  # a busy machine may take too long to start another one
+    # Flower's loop ends by it, and with it the SuperNode's part in this round.
+    "sends a tree of another root": (0.0,),
+    "floods the desk": (0.0, 1.0),
+    "burns all processors in another session": (0.0, 1.0),
 }
 MODEL = ["train", "", ["arrays", "metrics"], {"num-examples": 1}, [["w", "float32", [100], 528]]]
 
@@ -97,6 +106,48 @@ def kill_its_supernode():
             os.kill(pid, signal.SIGKILL)
             time.sleep(3600)
 
+def sends_another_root():
+    from flwr.supercore.inflatable import inflatable_object
+    tree_of = inflatable_object.get_object_tree
+    def other(message):
+        tree = tree_of(message)
+        tree.object_id = "f" * 64
+        return tree
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_clientapp":
+        frame = frame.f_back
+    frame.f_globals["get_object_tree"] = other
+
+def supernode_s_words():
+    pid = os.getpid()
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = int(status.partition("PPid:")[2].split()[0])
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\\0")
+        if "--superlink" in words:
+            return words
+
+def apart(seconds, work):
+    # In processes of another session, which outlive the app's.
+    for _ in range(2 * os.cpu_count()):
+        if not os.fork():
+            os.setsid()
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                with suppress(Exception):
+                    work()
+            os._exit(0)
+
+def flood():
+    from http.client import HTTPConnection
+    words = supernode_s_words()
+    desk = words[words.index("--superlink") + 1]
+    def call():
+        connection = HTTPConnection(desk, timeout=5.0)
+        connection.request("POST", "/v1/fleet/push-object", bytes(4 << 20))
+        connection.getresponse().read()
+    apart(30.0, call)
+
 @app.train()
 def train(message, context):
     secret, way = str(context.node_config["secret"]), message.content["config"]["way"]
@@ -115,6 +166,12 @@ def train(message, context):
         replayed.metadata.__dict__["_reply_to_message_id"] = earlier
         with suppress(Exception):  # Flower may have dropped it before it is whole
             push(replayed)
+    elif way == "sends a tree of another root":
+        sends_another_root()
+    elif way == "floods the desk":
+        flood()
+    elif way == "burns all processors in another session":
+        apart(30.0, lambda: sum(range(10**6)))
     Path(TOLD, f"{secret} {way}").touch()
     if way == "never answers":
         time.sleep(3600)
@@ -171,12 +228,28 @@ def require_noised_models(arrived: dict[str, Any], way: str) -> None:
         assert any(moved == pytest.approx(update, abs=0.08) for update in UPDATES[way])
 
 
+OTHER = os.environ.get("FL_DP_OTHER_FLOWER")
+"""Folder of the executables of another Flower, whose SuperNode then serves behind a gate, too."""
+
+
 @pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("deployment", "options"),
+    [
+        (GatedDeployment, {}),
+        (DeploymentApart, {"flower": Path(sys.executable).parent}),
+        pytest.param(
+            *(DeploymentApart, {"flower": Path(OTHER or "")}),
+            marks=pytest.mark.skipif(OTHER is None, reason="FL_DP_OTHER_FLOWER names no folder"),
+        ),
+    ],
+    ids=["one user", "unchanged SuperNode", "that of another Flower"],
+)
 def test_whatever_an_app_does_in_its_process_a_noised_model_arrives_and_is_charged_once(
-    tmp_path: Path,
+    tmp_path: Path, deployment: type[GatedDeployment], options: dict[str, Any]
 ) -> None:
     app = write_app(tmp_path / "hostile", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
     told = tmp_path / "arrived.json"
@@ -189,16 +262,16 @@ def test_whatever_an_app_does_in_its_process_a_noised_model_arrives_and_is_charg
                 counts.append(spending.charges)
         return counts
 
-    with GatedDeployment(tmp_path / "processes", **POLICY) as running:
+    with deployment(tmp_path / "processes", **options, **POLICY) as running:
         for name, secret in SITES.items():
             running.join(name, {"secret": secret})
-        assert running.run(app, WAYS, timeout=900) == "finished:completed"
+        assert running.run(app, WAYS, timeout=1500) == "finished:completed"
         arrived = json.loads(told.read_text())
         assert charges() == [len(WAYS)] * 2
         for way in WAYS:
             require_noised_models(arrived, way)
-        for name in SITES:
-            assert "it is started again" in running.log(name)
+        if deployment is GatedDeployment:  # elsewhere a unit starts it, and not the gate
+            assert all("it is started again" in running.log(name) for name in SITES)
     for way in WAYS:
         for secret in SITES.values():
             assert (tmp_path / f"{secret} {way}").exists()  # the app was there, and knew it

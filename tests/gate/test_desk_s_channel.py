@@ -249,3 +249,17 @@ def test_a_desk_that_reads_nothing_holds_nobody_up(
         asked = Asked(here)
         owned.let_this_process_hang()
         assert isinstance(asked.end(), TimeoutError)
+
+
+def test_a_reply_for_which_there_is_no_memory_is_cut_off_and_the_gate_goes_on(
+    here: SiteAtSocket, desk: PlayedDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*asked: Any) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site_module, "exactly", without_memory)
+        desk.say(FrameKind.REPLY, 1, [b"x"])
+        with pytest.raises((EOFError, ConnectionError)):
+            desk.next()
+    assert PlayedDesk(tmp_path / "gate.sock").next().kind is FrameKind.NODE

@@ -423,14 +423,23 @@ def test_an_answer_that_did_not_leave_ends_the_run_as_its_training_is_not_offere
     assert len(here.seen) == here.charges() == 1
 
 
-def test_a_training_is_offered_to_no_second_supernode(named: Any) -> None:
-    def app(message: Message) -> Iterator[Message | Parts]:
-        here.node.call("activate-node")  # the first one died
-        yield from ()
+def another_supernode(here: Site, message: Message) -> Iterator[Message | Parts]:
+    here.node.call("activate-node")  # the first one died
+    yield from ()
 
-    here = named(app)
+
+def a_message_to_nothing(here: Site, message: Message) -> Iterator[Message | Parts]:
+    spare = Message(message.content, reply_to=message)
+    spare.metadata.__dict__["_reply_to_message_id"] = "f" * 64
+    yield spare  # after which Flower's SuperNode asks for the next message
+
+
+@pytest.mark.parametrize("ends", [another_supernode, a_message_to_nothing])
+def test_a_training_that_was_taken_is_never_offered_again(named: Any, ends: Any) -> None:
+    here: Site = named(lambda message: ends(here, message))
     assert not asked(here).arrays["w"].any()
-    assert len(here.seen) == 1
+    assert not asked(here).arrays["w"].any()
+    assert len(here.seen) == here.charges() == 1
 
 
 def test_where_the_charge_can_t_be_written_the_app_does_not_start(named: Any) -> None:

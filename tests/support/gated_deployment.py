@@ -52,7 +52,7 @@ class GatedDeployment(Deployment):
 class DeploymentApart(GatedDeployment):
     """The same with a desk and an unchanged `flower-supernode` of their own, as units have them.
 
-    All is one user, as tests are.
+    All is one user, as tests are, and a SuperNode that ends is started again.
     """
 
     def __init__(self, folder: Path, *, flower: Path, **keys: Any) -> None:
@@ -89,7 +89,8 @@ class DeploymentApart(GatedDeployment):
         node += ["--node-config", self._words(node_config)]
         relay = (str(ROOT / "deploy" / "relay.py"), "--socket", str(fleet), "--port", port, "--")
         path = f"PATH={self._flower}{os.pathsep}{self._environment['PATH']}"
-        started = self._start(f"{name} supernode", "/usr/bin/env", path, *python, *relay, *node)
+        again = ("/bin/sh", "-c", 'while :; do "$@"; sleep 1; done', "sh", "/usr/bin/env", path)
+        started = self._start(f"{name} supernode", *again, *python, *relay, *node)
         self._nodes[f"{name} supernode"] = started
 
     def _at_site(self, name: str) -> Sequence[str]:

@@ -22,12 +22,14 @@ class LoopbackProxy:
         loss: Chance that a connection breaks at a chunk.
         passed: Bytes that went through.
         broken: Connections that were broken or refused.
+        calls: Start of each HTTP request, with the machine's time in seconds.
     """
 
     def __init__(self, target: int, *, delay: float = 0.0, loss: float = 0.0) -> None:
         """Pass on to a port of this machine."""
         self.delay, self.loss = delay, loss
         self.passed = self.broken = 0
+        self.calls: list[tuple[float, bytes]] = []
         self._target = target
         self._cut = False
         self._coins = random.Random(0)
@@ -80,6 +82,8 @@ class LoopbackProxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while chunk := source.recv(_CHUNK):
+                if chunk.startswith(b"POST "):
+                    self.calls.append((time.monotonic(), chunk))
                 time.sleep(self.delay)
                 if self._coins.random() < self.loss:
                     break
