@@ -23,11 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fl_dp.clients.per_record import noted_gradients, single_records
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, clipped_sum
-from fl_dp.clients.per_record.coins_of_records import CoinsOfRecords
 from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.noted_gradients import Factors, NotedGradient
-from fl_dp.clients.per_record.noted_layers import LayerUse, Linear
+from fl_dp.clients.per_record.noted_layers import LayerUse, Linear, NotedLayers
 from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.clients.per_record.single_records import SingleRecords
 
@@ -85,6 +84,12 @@ def rows_of_convolutions(s: Any, x: Tensor) -> Any:
     return s.h(hidden.mean(2))
 
 
+def norms(s: Any, x: Tensor) -> Any:
+    hidden = s.groups(torch.tanh(s.groups(s.a(x.reshape(-1, 3, 2, 2)))))
+    hidden = s.line(torch.tanh(s.layers(hidden)).flatten(1))
+    return s.h(s.flat(torch.tanh(hidden)).reshape(len(x), 4, -1).mean(1))
+
+
 def checkpointed(s: Any, x: Tensor) -> Any:
     return s.h(checkpoint(s.a, x, use_reentrant=False))
 
@@ -109,6 +114,11 @@ def recurrent(kind: Any, layers: int, **options: Any) -> nn.Module:
 
 def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
+
+
+def shift_frozen(norm: nn.GroupNorm) -> nn.Module:
+    norm.bias.requires_grad_(False)
+    return norm
 
 
 def dropping(way: Callable[[Any, Tensor], Any]) -> nn.Module:
@@ -191,6 +201,18 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
             plain(40, WIDTH),
             nn.ReLU(inplace=True),
             head(),
+        ),
+    ),
+    "norms": (
+        IMAGES,
+        lambda: Made(
+            norms,
+            a=nn.Conv2d(3, 8, 1),
+            groups=nn.GroupNorm(2, 8),
+            layers=nn.LayerNorm((8, 2, 2), bias=False),
+            line=nn.LayerNorm(32),
+            flat=shift_frozen(nn.GroupNorm(4, 32)),
+            h=head(32),
         ),
     ),
     "LSTM": (
@@ -367,6 +389,7 @@ def test_which_weights_are_noted_is_found_on_made_up_records() -> None:
         "t.self_attn.in_proj_weight",
         "t.self_attn.in_proj_bias",
     }
+    assert noted("norms") == layers("a", "groups", "line", "h") | {"layers.weight", "flat.weight"}
     assert noted("LoRA") == layers("h") | {"down.weight", "up.weight"}
     assert noted("an author's own function") == layers("h")
     assert noted("vmap in the model") == layers("h")
@@ -538,12 +561,12 @@ def test_what_a_layer_notes_is_computed_outside_of_the_modes_that_watch_the_mode
 ) -> None:
     watched = []
 
-    class Watching(CoinsOfRecords):
+    class Watching(NotedLayers):
         def __torch_function__(self, func: Any, *rest: Any, **options: Any) -> Any:
             watched.append(func)
             return super().__torch_function__(func, *rest, **options)
 
-    monkeypatch.setattr(single_records, "CoinsOfRecords", Watching)
+    monkeypatch.setattr(single_records, "NotedLayers", Watching)
     noting = SingleRecords(ModuleTemplate(nn.Linear(3, 2)), LossOfEach(nn.CrossEntropyLoss()))
     noting.by_notes(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), at(1.0))
     assert functional.linear in watched  # of the model

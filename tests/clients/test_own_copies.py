@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import threading
@@ -90,8 +89,8 @@ def test_state_that_copies_share_is_refused_as_it_would_move_the_sum_far(
     with pytest.raises(ValueError, match=r"does not copy 'kept' \(Kept\), in which records could"):
         move_of(Remembering(Kept()))
     # The power: without the walk several norms.
-    monkeypatch.setattr("fl_dp.clients.per_record.module_template.own_copy_of", copy.deepcopy)
-    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.own_copies.require_own", lambda *_: ())
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: ())
     assert move_of(Remembering(Kept())) > 1.2
 
 
@@ -150,8 +149,8 @@ def test_a_weak_reference_leads_to_a_tensor_that_copies_would_share(
     with pytest.raises(ValueError, match=r"does not copy 'reference' \(Tensor\)"):
         move_of(RemembersWeakly())
     # The power: without the walk several norms.
-    monkeypatch.setattr("fl_dp.clients.per_record.module_template.own_copy_of", copy.deepcopy)
-    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: None)
+    monkeypatch.setattr("fl_dp.clients.per_record.own_copies.require_own", lambda *_: ())
+    monkeypatch.setattr("fl_dp.clients.per_record.module_template.require_own", lambda *_: ())
     assert move_of(RemembersWeakly()) > 1.2
 
 

@@ -55,7 +55,6 @@ from fl_dp.clients import (
     private_module,
 )
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, Gradients, clipped_sum
-from fl_dp.clients.per_record.coins_of_records import SharedCoins
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.per_record.fit_for_dp_sgd import require_trainable_privately
 from fl_dp.clients.per_record.made_up_records import gradients_of, records_alone
@@ -63,6 +62,7 @@ from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.opacus_gradients import HookGradients
 from fl_dp.clients.per_record.record_loss import LossOfEach
 from fl_dp.clients.per_record.single_records import SingleRecords
+from fl_dp.clients.per_record.watched_pass import SharedCoins
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan

@@ -207,6 +207,11 @@ def weighted(samples: Tensor, factors: Tensor, finite: Tensor | None) -> Tensor:
     return torch.cat([factors @ part.to(WIDE) for part in _parts(flat)]).view(samples.shape[1:])
 
 
+def summed_in(gradient: Tensor) -> torch.dtype:
+    """The dtype in which a half-precision gradient's entries are added up: float32 at least."""
+    return torch.promote_types(gradient.dtype, torch.float32)
+
+
 def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Change each tensor in a tree of mappings and tuples."""
     if isinstance(tree, Tensor):

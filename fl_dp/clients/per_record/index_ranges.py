@@ -12,7 +12,7 @@ Not seen: indices that a model or loss of one's own uses in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,20 @@ def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None
 class IndicesInRange(TorchFunctionMode):
     """Lets lookups in tables raise an `IndexError` for rows out of range."""
 
+    def check(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Check a call before it is made.
+
+        Raises:
+            IndexError: It looks up a row out of range.
+        """
+        if func in _LOOKUPS and len(args) > 1:
+            tokens, table = args[:2]
+            if not isinstance(tokens, Tensor) or tokens.is_floating_point():
+                tokens, table = table, tokens  # torch.embedding names the table first
+            _require_below(table.shape[0], tokens, "token", "rows of the table")
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -80,21 +94,18 @@ class IndicesInRange(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one function of torch, unless it looks up something out of range."""
-        if func in _LOOKUPS and len(args) > 1:
-            tokens, table = args[:2]
-            if not isinstance(tokens, Tensor) or tokens.is_floating_point():
-                tokens, table = table, tokens  # torch.embedding names the table first
-            _require_below(table.shape[0], tokens, "token", "rows of the table")
-        return func(*args, **kwargs or {})
+        """Run one function of torch, if its check passes."""
+        kwargs = kwargs or {}
+        self.check(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
-_LOOKUPS = (
+_LOOKUPS = {
     functional.embedding,
     functional.embedding_bag,
     torch.embedding,
     torch.embedding_bag,
-)
+}
 
 
 def _require_below(end: int, indices: Tensor, noun: str, range_name: str) -> None:

@@ -9,7 +9,6 @@ not covered: code that stores records there shares them between passes.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -19,7 +18,15 @@ from torch import Tensor, nn
 
 from fl_dp.model_modes import set_training_mode
 
-from .own_copies import State, key_of, own_copy_of, require_own, states_of
+from .own_copies import (
+    State,
+    copies_of,
+    empty_of,
+    key_of,
+    own_copy_with_states,
+    require_own,
+    states_of,
+)
 
 
 class ModuleTemplate:
@@ -27,6 +34,7 @@ class ModuleTemplate:
 
     Attributes:
         parameters: The trained parameters by name, each once. The optimizer steps on these.
+        scales: Names of the weights of its LayerNorms and GroupNorms.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,16 +44,17 @@ class ModuleTemplate:
             ValueError: A part can't be copied, or copies do not take the weights that they are
                 given everywhere, or its device lacks float64, in which gradients are summed.
         """
-        _require_no_views(module)
-        self._module = own_copy_of(module)
+        states: Sequence[State] = states_of(module)
+        _require_no_views(module, states)
+        self._module, states = own_copy_with_states(module, states)
         set_training_mode(self._module)
-        states = states_of(self._module)
-        parts = [part for _, _, part in states]
-        self._generators = [part for part in parts if isinstance(part, torch.Generator)]
-        # Each module has a dozen for hooks, of which `copy.deepcopy` takes each apart.
-        self._empty = [
-            part for part in parts if type(part) is OrderedDict and not (part or vars(part))
-        ]
+        self._generators = [part for _, _, part in states if isinstance(part, torch.Generator)]
+        self._empty = empty_of(states)
+        self.scales = {
+            f"{name}.weight".removeprefix(".")
+            for name, part in self._module.named_modules()
+            if isinstance(part, nn.LayerNorm | nn.GroupNorm)
+        }
         self.parameters = {}
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
@@ -77,7 +86,7 @@ class ModuleTemplate:
         copies: dict[int, Any] = {
             id(value): weights[name] for name, value in named if name in weights
         }
-        copies |= {id(empty): OrderedDict() for empty in self._empty}
+        copies |= copies_of(self._empty)
         # PyTorch can't set a generator's state under `vmap`, which `copy.deepcopy` would do.
         copies |= {id(generator): generator.clone_state() for generator in self._generators}
         module: nn.Module = copy.deepcopy(self._module, copies)
@@ -144,7 +153,7 @@ class ModuleTemplate:
                 targets[name].copy_(parameter)
 
 
-def _require_no_views(module: nn.Module) -> None:
+def _require_no_views(module: nn.Module, states: Sequence[State]) -> None:
     """Check that trained weights are held as parameters alone.
 
     Raises:
@@ -153,7 +162,7 @@ def _require_no_views(module: nn.Module) -> None:
     weights = {name: value for name, value in module.named_parameters() if value.requires_grad}
     memory = {key_of(value) for value in weights.values()}
     of_ours = {id(value) for value in weights.values()}
-    for key, path, part in states_of(module):
+    for key, path, part in states:
         # Spectral normalisation begins with such a view, which its hook replaces in each pass.
         if key in memory and id(part) not in of_ours and f"{path}_orig" not in weights:
             raise ValueError(

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .clipped_gradients import WIDE, Clip, squared_norms, squares_rounded_up, weighted
+from .clipped_gradients import WIDE, Clip, squared_norms, squares_rounded_up, summed_in, weighted
 from .exact_products import exact_products
 from .noted_layers import Convolution, EmbeddingTable, LayerUse, Linear
 
@@ -227,7 +227,7 @@ def _samples(uses: Sequence[LayerUse[Any]]) -> Tensor:
     samples = [_samples_of_one(use) for use in apart]
     if len(apart) < len(uses):
         joint = [use for use in uses if not _goes_apart(use)]
-        dtype = reduce(torch.promote_types, map(_wide, joint))
+        dtype = reduce(torch.promote_types, (summed_in(use.gradient) for use in joint))
         parts = [gradient.mT @ inputs for _, inputs, gradient in _positions(joint, dtype)]
         product = torch.cat(parts) if len(parts) > 1 else parts[0]
         samples.append(joint[0].layer.arranged(product))
@@ -243,7 +243,7 @@ def _goes_apart(use: LayerUse[Any]) -> bool:
 
 def _samples_of_one(use: LayerUse[Any]) -> Tensor:
     layer: Convolution | EmbeddingTable = use.layer
-    gradient = use.gradient.to(_wide(use))
+    gradient = use.gradient.to(summed_in(use.gradient))
     if isinstance(layer, Convolution):
         return layer.samples(use.inputs.to(gradient.dtype), gradient)
     rows, added = layer.rows(use.inputs, gradient)
@@ -252,10 +252,6 @@ def _samples_of_one(use: LayerUse[Any]) -> Tensor:
     first = height * torch.arange(count, device=rows.device)[:, None]
     table.index_add_(0, (rows + first).flatten(), added.flatten(0, 1))
     return table.view(count, height, -1)
-
-
-def _wide(use: LayerUse[Any]) -> torch.dtype:
-    return torch.promote_types(use.gradient.dtype, torch.float32)
 
 
 def _positions(

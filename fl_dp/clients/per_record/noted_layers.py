@@ -22,17 +22,35 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from .clipped_gradients import summed_in
+from .noted_norms import GroupNorm, read_group_norm, read_layer_norm
 from .recurrent_steps import RECURRENT, stepwise
+from .watched_pass import WatchedPass
 
 Note: TypeAlias = "Callable[[str, LayerUse[Any] | Tensor], None]"
-"""Takes a weight's name and a use of it; of a bias each record's gradient, `(n, out)`."""
+"""Takes a parameter's name, and a use of it or each record's gradient."""
 _LARGE = 128  # pixels of an image
 
 
+class _Products:
+    """A layer whose weight's gradients of records are made of products."""
+
+    bias: Tensor | None = None
+
+    def noted(self, inputs: Tensor, gradient: Tensor) -> tuple[LayerUse[Any], Tensor | None]:
+        """Its use, and each record's gradient of the bias, for the outputs'."""
+        return LayerUse(self, inputs, gradient), None if self.bias is None else self.of_bias(
+            gradient
+        )
+
+    def of_bias(self, gradient: Tensor) -> Tensor:
+        """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class Linear:
+class Linear(_Products):
     """Inputs `(n, ..., in)`.
 
     Attributes:
@@ -43,9 +61,9 @@ class Linear:
     weight: Tensor
     bias: Tensor | None = None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> tuple[Tensor]:
         """Return `(n, ..., out)`."""
-        return functional.linear(inputs, self.weight, self.bias)
+        return (functional.linear(inputs, self.weight, self.bias),)
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
@@ -55,7 +73,7 @@ class Linear:
         """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
         if gradient[0].numel() == gradient.shape[-1]:
             return gradient.reshape(len(gradient), -1)
-        return gradient.flatten(1, -2).sum(1, dtype=_summed_in(gradient))
+        return gradient.flatten(1, -2).sum(1, dtype=summed_in(gradient))
 
     def positions(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors, `(n, positions, in)` and `(n, positions, out)`."""
@@ -70,7 +88,7 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class Convolution:
+class Convolution(_Products):
     """In two or three dimensions; inputs `(n, images, channels, ...)`. See `Linear`."""
 
     weight: Tensor
@@ -92,7 +110,7 @@ class Convolution:
         is_line = self.weight.shape[3] > self.weight.shape[2] == 1
         return gradient.device.type == "cpu" and (is_line or gradient.shape[-2:].numel() >= _LARGE)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> tuple[Tensor]:
         """Return `(n, images, out, ...)`."""
         kernel = functional.conv2d if self.weight.ndim == 4 else functional.conv3d
         outputs = kernel(
@@ -106,8 +124,7 @@ class Convolution:
         )
         # No view, which a model could not write into outside of `_Noting`.
         shape = (*inputs.shape[:2], *outputs.shape[1:])
-        unflattened: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
-        return unflattened
+        return (torch.ops.aten._unsafe_view(outputs, shape),)
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """The inputs' gradient, for the outputs'."""
@@ -116,7 +133,7 @@ class Convolution:
 
     def of_bias(self, gradient: Tensor) -> Tensor:
         """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
-        return gradient.flatten(3).sum((1, 3), dtype=_summed_in(gradient))
+        return gradient.flatten(3).sum((1, 3), dtype=summed_in(gradient))
 
     def samples(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Each record's gradient, `(n, *weight.shape)`."""
@@ -173,16 +190,15 @@ class Convolution:
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingTable:
+class EmbeddingTable(_Products):
     """Inputs are numbers of rows, `(n, ...)`; the row `skipped` has no gradient."""
 
     weight: Tensor
     skipped: int | None = None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> tuple[Tensor]:
         """Return `(n, ..., width)`."""
-        outputs: Tensor = functional.embedding(inputs, self.weight)
-        return outputs
+        return (functional.embedding(inputs, self.weight),)
 
     def to_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Numbers of rows have none.
@@ -218,35 +234,41 @@ class _Noting(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: Any, note: Callable[[Tensor, Tensor], None], token: Tensor, inputs: Tensor
+        ctx: Any, layer: Any, note: Callable[..., None], token: Tensor, inputs: Tensor
     ) -> Tensor:
         # `token` makes this a part of each backward pass, whatever the inputs require.
         ctx.layer, ctx.note = layer, note
-        ctx.save_for_backward(inputs, layer.weight)
         with torch.autocast(inputs.device.type, enabled=False):
-            outputs: Tensor = layer(inputs)
+            outputs: Tensor
+            outputs, *kept = layer(inputs)
+        ctx.save_for_backward(inputs, layer.weight, *kept)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (inputs, _) = gradients, ctx.saved_tensors
+        (gradient,), (inputs, _, *kept) = gradients, ctx.saved_tensors
         with DisableTorchFunction():  # of the model no function runs here
-            ctx.note(inputs, gradient)
-            to_inputs = ctx.layer.to_inputs(inputs, gradient) if ctx.needs_input_grad[3] else None
+            inputs, gradient = inputs.detach(), gradient.detach()
+            ctx.note(*ctx.layer.noted(inputs, gradient, *kept))
+            to_inputs = None
+            if ctx.needs_input_grad[3]:
+                to_inputs = ctx.layer.to_inputs(inputs, gradient, *kept)
         return None, None, None, to_inputs
 
 
-class NotedLayers(TorchFunctionMode):
-    """Lets the layers that take some weights note their uses.
+class NotedLayers(WatchedPass):
+    """Lets the layers that take some parameters note their uses, in a pass of records.
 
     Attributes:
         token: A leaf of the graph, from which each noted layer is reached.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], note: Note, device: torch.device) -> None:
-        """Take over weights, each a plain tensor below `vmap`."""
-        super().__init__()
-        self._names = {id(weight): name for name, weight in weights.items()}
+    def __init__(
+        self, records: int, parameters: Mapping[str, Tensor], note: Note, device: torch.device
+    ) -> None:
+        """Prepare a pass, and take over parameters, each a plain tensor below `vmap`."""
+        super().__init__(records)
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._note = note
         self.token = torch.zeros((), device=device, requires_grad=True)
 
@@ -259,11 +281,14 @@ class NotedLayers(TorchFunctionMode):
     ) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
-        reads = _LAYERS.get(func)
-        if reads is not None and len(args) > 1 and id(args[1]) in self._names:
-            made = reads(*args, **kwargs)
-            if made is not None and _is_record(args[0]):
-                return self._noted(func, args[1], *made)
+        self.check(func, args, kwargs)
+        if func in _LAYERS:
+            position, read = _LAYERS[func]
+            weight: Any = args[position] if len(args) > position else kwargs.get("weight")
+            if args and id(weight) in self._names and _is_record(args[0]):
+                made = read(*args, **kwargs)
+                if made is not None:
+                    return self._noted(func, weight, *made)
         if func in RECURRENT and isinstance(args[2], list) and _is_record(args[0]):
             with self:  # which is left in here, and would miss the layers inside
                 return stepwise(func, *args)
@@ -285,10 +310,10 @@ class NotedLayers(TorchFunctionMode):
         if bias is not None and of_bias is not None:
             layer = replace(layer, bias=bias.detach().to(layer.weight.dtype))
 
-        def note(below: Tensor, gradient: Tensor) -> None:
-            self._note(name, LayerUse(layer, below.detach(), gradient.detach()))
-            if of_bias is not None:
-                self._note(of_bias, layer.of_bias(gradient.detach()))
+        def note(use: LayerUse[Any] | Tensor, bias: Tensor | None) -> None:
+            self._note(name, use)
+            if bias is not None and of_bias is not None:
+                self._note(of_bias, bias)
 
         def run(rows: Tensor) -> Any:
             return _Noting.apply(layer, note, self.token, rows)  # type: ignore[no-untyped-call]  # torch
@@ -298,7 +323,8 @@ class NotedLayers(TorchFunctionMode):
             outputs = outputs.squeeze(-2)
         if bias is None or of_bias is not None:
             return outputs
-        return outputs + bias.view(-1, *[1] * (weight.ndim - 2)).to(outputs.dtype)
+        dims = outputs.ndim - 2 if isinstance(layer, Convolution | GroupNorm) else 0
+        return outputs + bias.view(*bias.shape, *[1] * dims).to(outputs.dtype)
 
 
 _multi_head_attention = FunctionType(
@@ -332,7 +358,7 @@ def _below_vmap(run: Callable[..., Any], *inputs: Any) -> Tensor:
         return value.expand(vmap.batch_size(), *value.shape)
 
     rows = [rows_of(value) for value in inputs]
-    with vmap.lower():
+    with vmap.lower(), DisableTorchFunction():  # modes have seen the call already
         outputs = run(*rows)
     return _functorch._add_batch_dim(outputs, 0, vmap.level())
 
@@ -414,13 +440,16 @@ def _embedding(
     return EmbeddingTable(weight.detach(), skipped), input, None
 
 
-_LAYERS: dict[Any, Callable[..., _Read | None]] = {
-    functional.linear: _linear,
-    functional.conv1d: _convolution,
-    functional.conv2d: _convolution,
-    functional.conv3d: _convolution,
-    functional.embedding: _embedding,
+_LAYERS: dict[Any, tuple[int, Callable[..., _Read | None]]] = {
+    functional.linear: (1, _linear),
+    functional.conv1d: (1, _convolution),
+    functional.conv2d: (1, _convolution),
+    functional.conv3d: (1, _convolution),
+    functional.embedding: (1, _embedding),
+    functional.layer_norm: (2, read_layer_norm),
+    functional.group_norm: (2, read_group_norm),
 }
+"""Of each function the position of its weight, and what reads a call."""
 
 
 def _cast(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -430,10 +459,6 @@ def _cast(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(kind)
         return inputs.to(dtype), weight.to(dtype)
     return inputs, weight
-
-
-def _summed_in(gradient: Tensor) -> torch.dtype:
-    return torch.promote_types(gradient.dtype, torch.float32)
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

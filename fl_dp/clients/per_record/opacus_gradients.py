@@ -23,8 +23,6 @@ from opacus import GradSampleModule
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor, nn
 
-from fl_dp.clients.per_record.index_ranges import IndicesInRange
-
 from .clipped_gradients import (
     WIDE,
     Clip,
@@ -35,12 +33,12 @@ from .clipped_gradients import (
     squares_rounded_up,
     weighted,
 )
-from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import Factors
 from .noted_layers import EmbeddingTable, LayerUse, Linear
 from .record_loss import LossOfEach
 from .single_records import SingleRecords
+from .watched_pass import WatchedPass
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -95,8 +93,8 @@ class HookGradients:
     def _pass_back(self, wrapped: _RecordRows, inputs: Any, targets: Tensor) -> None:
         # Copies, as a forward pass may write into them.
         inputs, targets = mapped(Tensor.clone, (inputs, targets))
-        criterion, coins = copy.deepcopy(self._loss), CoinsOfRecords(len(targets))
-        with coins, IndicesInRange(), torch.enable_grad(), warnings.catch_warnings():
+        criterion, watch = copy.deepcopy(self._loss), WatchedPass(len(targets))
+        with watch, torch.enable_grad(), warnings.catch_warnings():
             # PyTorch warns in every round of Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             losses = criterion(outputs_of(wrapped, inputs), targets)

@@ -21,8 +21,8 @@ import re
 import types
 import uuid
 import weakref
-from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,7 +34,7 @@ Copied = TypeVar("Copied", bound=nn.Module)
 State: TypeAlias = tuple[Hashable, str, Any]
 """What may be written into: its key (see `key_of`), its path in the module, the object."""
 
-_PLAIN = (
+_PLAIN = {
     type(None),
     bool,
     int,
@@ -46,7 +46,7 @@ _PLAIN = (
     slice,
     types.EllipsisType,
     types.NotImplementedType,
-)
+}
 """Values if they are of exactly this type, as a subclass may have attributes."""
 
 _VALUES = (
@@ -96,17 +96,20 @@ def own_copy_of(module: Copied) -> Copied:
     Raises:
         ValueError: A part can't be copied, or is shared or lost by the copy; the text names it.
     """
+    return own_copy_with_states(module, states_of(module))[0]
+
+
+def own_copy_with_states(module: Copied, states: Sequence[State]) -> tuple[Copied, Sequence[State]]:
+    """Return the same copy of a module with its `states_of`, and the copy's. Raises the same."""
     _require_no_gradient_hooks(module)
-    states = states_of(module)
     try:
-        copied = copy.deepcopy(module, _computed_tensors(states))
+        copied = copy.deepcopy(module, _computed_tensors(states) | copies_of(empty_of(states)))
     except Exception as error:
         raise ValueError(
             f"copy.deepcopy can't copy the {type(module).__name__} ({error}), and each record or "
             "client gets a copy: let forward make what can't be copied"
         ) from error
-    require_own(copied, states)
-    return copied
+    return copied, require_own(copied, states)
 
 
 def _require_no_gradient_hooks(module: nn.Module) -> None:
@@ -123,40 +126,42 @@ def _require_no_gradient_hooks(module: nn.Module) -> None:
             )
 
 
-def require_own(copied: nn.Module, states: Sequence[State]) -> None:
-    """Check that a copy shares none of its module's states.
+def require_own(copied: nn.Module, states: Sequence[State]) -> Sequence[State]:
+    """Return a copy's states, none of which its module shares.
 
     Raises:
         ValueError: It does; the text names the part.
     """
     of_module = {key for key, _, _ in states}
-    for key, path, part in states_of(copied):
+    of_copy = states_of(copied)
+    for key, path, part in of_copy:
         if key in of_module:
             raise ValueError(
                 f"copy.deepcopy does not copy '{path}' ({type(part).__name__}), in which records "
                 "could meet: leave its __deepcopy__ out, or make it where forward uses it"
             )
+    return of_copy
 
 
 def states_of(module: nn.Module) -> list[State]:
     """All that a module holds and a pass may write into, from the outside to the inside."""
     states: list[State] = []
-    seen: dict[int, Any] = {}  # holds each object, as an id may be used again
+    seen: dict[int, Any] = {id(module): module}  # holds each object, as an id may be used again
     waiting: deque[tuple[str, Any]] = deque([("", module)])
     while waiting:
         path, part = waiting.popleft()
-        if id(part) in seen:
-            continue
-        seen[id(part)] = part
         if _is_value(type(part)):  # type: ignore[arg-type]  # a type is hashable
             # Recurrent layers of PyTorch refer so to the weights that they were copied from.
             of_weights = path.endswith("._flat_weight_refs")
-            if not of_weights and (target := _target(part)) is not None:
-                waiting.append((path, target))
-            continue
-        if not isinstance(part, _HOLDERS):
-            states.append((key_of(part), path.removeprefix("."), part))
-        waiting.extend((path + step, held) for step, held in _held(part))
+            parts: Iterable[tuple[str, Any]] = [] if of_weights else [("", _target(part))]
+        else:
+            parts = _held(part)
+            if not isinstance(part, _HOLDERS):
+                states.append((key_of(part), path.removeprefix("."), part))
+        for step, held in parts:
+            if type(held) not in _PLAIN and id(held) not in seen:
+                seen[id(held)] = held
+                waiting.append((path + step, held))
     return states
 
 
@@ -189,12 +194,13 @@ def key_of(part: Any) -> Hashable:
 def _held(part: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, each with the step of the path that leads there."""
     attributes = getattr(part, "__dict__", None)
-    if isinstance(attributes, dict):
-        for name, held in attributes.items():
-            yield "" if name in _OF_TORCH else f".{name}", held
+    if isinstance(part, types.MethodType):
+        yield from _held(attributes)  # of its function, which copies share
+    elif isinstance(attributes, dict):
+        yield "", attributes
     if isinstance(part, dict):
         for name, held in part.items():
-            yield f".{name}", held
+            yield "" if name in _OF_TORCH else f".{name}", held
     if isinstance(part, np.ndarray):
         yield "", part.base
         if part.dtype.hasobject:
@@ -203,6 +209,17 @@ def _held(part: Any) -> Iterator[tuple[str, Any]]:
         yield ".grad", part.grad
     for held in gc.get_referents(part):
         yield "", held
+
+
+def empty_of(states: Sequence[State]) -> list[Any]:
+    """The empty dictionaries: of each module a dozen for hooks."""
+    parts = [part for _, _, part in states]
+    return [part for part in parts if type(part) is OrderedDict and not (part or vars(part))]
+
+
+def copies_of(empty: Iterable[Any]) -> dict[int, Any]:
+    """New ones by id, as `copy.deepcopy` takes them, which would take each apart."""
+    return {id(part): OrderedDict() for part in empty}
 
 
 def _computed_tensors(states: Sequence[State]) -> dict[int, Any]:

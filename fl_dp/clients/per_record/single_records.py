@@ -22,17 +22,16 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.func import debug_unwrap
 
-from fl_dp.clients.per_record.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
 from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
-from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .noted_gradients import NotedGradient, clipped_sums_of
 from .noted_layers import NotedLayers
 from .own_copies import own_copy_of
 from .record_loss import LossOfEach
 from .vmap_rules import NoOwnRules
+from .watched_pass import WatchedPass
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -133,6 +132,7 @@ class SingleRecords:
             return frozenset()
         parameters = self._template.parameters.items()
         weights = {name for name, value in parameters if value.ndim > 1}
+        weights |= self._template.parameters.keys() & self._template.scales
         weights = weights.difference(self.copied, copied)
         biases = {name for name, _ in parameters if name.replace("bias", "weight") in weights}
         return frozenset(weights | biases.difference(self.copied, copied))
@@ -153,7 +153,7 @@ class SingleRecords:
         inputs, targets = mapped(lambda tensor: batch_of(tensor[0]).clone(), (inputs, targets))
         named = dict(model.named_parameters())
         trained = [named[name] for name in self._template.parameters]
-        with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
+        with WatchedPass(1), torch.enable_grad():
             criterion(outputs_of(model, inputs), targets).sum().backward()
         return [torch.zeros_like(part) if part.grad is None else part.grad for part in trained]
 
@@ -182,7 +182,6 @@ class _Pass:
         self, template: ModuleTemplate, loss: LossOfEach, taken: Set[str], records: int
     ) -> None:
         self._template, self._criterion = template, copy.deepcopy(loss)
-        self._records = records
         self._shared, self._copies = {}, {}
         for name, weight in template.detached().items():
             if name in taken:
@@ -199,7 +198,7 @@ class _Pass:
         noted = {name: NotedGradient() for name in taken}
         self._noted = noted  # no cycle through self: a pass's notes would wait for the collector
         self._layers = NotedLayers(
-            self._shared, lambda name, use: noted[name].add(use), template.device
+            records, self._shared, lambda name, use: noted[name].add(use), template.device
         )
         self._gradients: Sequence[Tensor | None] = ()
 
@@ -210,8 +209,7 @@ class _Pass:
 
         A weight with a gradient besides the noted uses is used in another way, too.
         """
-        coins = CoinsOfRecords(self._records)
-        with coins, IndicesInRange(), NoOwnRules(), self._layers, torch.enable_grad():
+        with self._layers, NoOwnRules(), torch.enable_grad():
             torch.vmap(self._backward, randomness="different")(
                 self._copies, self._buffers, (inputs, targets)
             )

@@ -1,4 +1,4 @@
-"""Coins that several records of one pass would share, or that somebody knows.
+"""A pass of records, watched for coins that they would share, or that somebody knows.
 
 Records of a pass draw from torch's generator together, each its own unknown numbers. A number of
 Python's or NumPy's is shared by all of them, and depends on how many records there are. A
@@ -9,21 +9,22 @@ pass. In both cases, leaving out one record moves the gradients of others.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+
+from .index_ranges import IndicesInRange
 
 
 class SharedCoins(RuntimeError):
     """Records of a pass drew numbers that are not each one's own: they have to go one by one."""
 
 
-class CoinsOfRecords(TorchFunctionMode):
-    """A pass that raises unless its records have their own secret coins.
+class WatchedPass(IndicesInRange):
+    """A pass that raises unless its records have their own secret coins, and indices in range.
 
     Python's and NumPy's generators are checked once, at the end; torch's at each call, as a seed
     may be set back. A C extension's own draws are not seen.
@@ -36,23 +37,19 @@ class CoinsOfRecords(TorchFunctionMode):
         self._seed, self._state = torch.initial_seed(), torch.get_rng_state()
         self._before = _process_states()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run one function of torch.
+    def check(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Check a call before it is made.
 
         Raises:
             SharedCoins: Several records would draw from a generator with a known seed.
+            IndexError: It looks up a row out of range.
         """
-        kwargs = kwargs or {}
         seeded = torch.initial_seed() != self._seed or kwargs.get("generator") is not None
         if self._several and seeded:
             raise SharedCoins("the model seeds torch's generator, or has one of its own")
-        return func(*args, **kwargs)
+        super().check(func, args, kwargs)
 
     def __exit__(
         self,
