@@ -900,7 +900,7 @@ CASES = (
         stock=stock_question,
         ours=our_question,
         test="tests/ledger/test_ledger_features.py::"
-        "test_no_distribution_is_computed_at_round_ten_thousand",
+        "test_no_distribution_is_computed_at_round_two_thousand",
     ),
     Case(
         name="A restart after five rounds of multiplier 1, delta 1e-5",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from command_line import changed, json_of, train_here, use
+from command_line import call, changed, json_of, said_on_stderr, train_here, use
 from flwr.app import Message
 from ledger_files import start_python
 from local_grid import LocalGrid, answer_with_app
+from processes import Forked
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local.flower_runs import RunStatus
@@ -30,12 +31,23 @@ SMALL = [
     "client.epochs=1",
     "report=none",
 ]
-FL_DP = str(Path(sys.executable).parent / "fl-dp")
-ASKED_OF_TRAIN = """
-from fl_dp.app.compose import compose_settings
-from fl_dp.app.server import train
-train(None, compose_settings(["resume={folder}"]), run_id="2")
-"""
+
+
+def by_another_process(work: Callable[[], object]) -> Any:
+    """Return what work comes to in a process of its own."""
+    return json.loads(Forked(lambda: print(json.dumps(work()))).rest())
+
+
+def commanded(folder: Path) -> tuple[int, str]:
+    """Return the exit status of the command, and what it says."""
+    result = call("run", f"resume={folder}")
+    return result.exit_code, said_on_stderr(result)
+
+
+def asked_of_train(folder: Path) -> str:
+    with pytest.raises(HeldElsewhere) as refused:
+        train(cast(Any, None), compose_settings([f"resume={folder}"]), run_id="2")
+    return str(refused.value)
 
 
 def test_of_two_in_one_folder_the_second_ends_before_anything_is_spent(tmp_path: Path) -> None:
@@ -43,30 +55,25 @@ def test_of_two_in_one_folder_the_second_ends_before_anything_is_spent(tmp_path:
     settings = compose_settings([*SMALL, f"output_dir={tmp_path}", "run_name=run"])
     nodes = settings.simulation.num_nodes(settings.task.num_clients)
     answer = answer_with_app(client_app, nodes)
-    seconds: list[subprocess.CompletedProcess[str]] = []
+    seconds: list[Any] = []
 
     def while_others_come(message: Message, partition: int) -> Message | None:
         if message.metadata.message_type == "train" and not seconds:
             before = files_of(folder)
-            seconds.append(run([FL_DP, "run", f"resume={folder.path}"]))
-            seconds.append(run([sys.executable, "-c", ASKED_OF_TRAIN.format(folder=folder.path)]))
+            seconds.append(by_another_process(lambda: commanded(folder.path)))
+            seconds.append(by_another_process(lambda: asked_of_train(folder.path)))
             assert files_of(folder) == before
         return answer(message, partition)
 
     train(LocalGrid(while_others_come, nodes), settings, run_id="3")
-    by_command, by_train = seconds
-    assert by_command.returncode == 2, by_command.stdout
-    said = " ".join(by_command.stderr.split())
-    assert f"another process trains in {folder.path}: wait until it has ended, or stop it" in said
-    assert "Traceback" not in said
-    assert "HeldElsewhere" in by_train.stderr
+    (status, by_command), by_train = seconds
+    assert status == 2
+    said = f"another process trains in {folder.path}: wait until it has ended, or stop it"
+    assert said in by_command and said in by_train
+    assert "Traceback" not in by_command
     with SpentLedger.read(folder.ledger) as ledger:
         assert ledger.rounds_spent == 3  # all that the plan pays for
     assert [line["round"] for line in folder.read_metrics()] == [0, 1, 2, 3]
-
-
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def files_of(folder: RunFolder) -> dict[str, bytes]:
@@ -86,7 +93,6 @@ def test_the_lock_of_a_process_that_is_killed_is_gone(tmp_path: Path) -> None:
             time.sleep(600)
         """
     )
-    assert child.stdout is not None
     forked = int(child.stdout.readline())
     with pytest.raises(HeldElsewhere, match="another process works"), held_alone(lock, "works"):
         pass
@@ -103,11 +109,11 @@ def test_a_sweep_is_worked_off_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = tmp_path / "sweep"
-    seconds: list[subprocess.CompletedProcess[str]] = []
+    seconds: list[Any] = []
 
     def while_another_comes(overrides: Any, on_progress: Any) -> RunStatus:
         if not seconds:  # no training has begun, so that no folder of one is taken
-            seconds.append(run([FL_DP, "run", f"resume={sweep}"]))
+            seconds.append(by_another_process(lambda: commanded(sweep)))
             assert not list(sweep.glob("run-*"))
         return train_here(overrides, on_progress)
 
@@ -123,6 +129,6 @@ def test_a_sweep_is_worked_off_by_one_process(
         "run_name=sweep",
     )
     assert [each["rounds"] for each in printed["runs"]] == [1, 1]
-    [second] = seconds
-    assert second.returncode == 2, second.stdout
-    assert f"another process works off {sweep}" in " ".join(second.stderr.split())
+    [(status, said)] = seconds
+    assert status == 2
+    assert f"another process works off {sweep}" in said

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,44 +11,39 @@ from pathlib import Path
 from typing import Any
 
 from accounts import CAP
+from attacked_account import attack
+from processes import Forked
 
 from fl_dp.accounting import NeighboringRelation, freeze
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.ledger import SpentLedger, witness_at
 from fl_dp.mechanisms.mechanism_events import GaussianEvent
 
-ATTACKER = Path(__file__).parents[1] / "support" / "attacked_account.py"
 Told = list[dict[str, Any]]
 
 
-def begun(
-    file: Path, heads: Path | str, who: str, seed: int, capped: str = "capped"
-) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ATTACKER), str(file), str(heads), who, str(seed), capped]
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True)
+def begun(file: Path, heads: Path | None, who: str, seed: int, *, capped: bool = True) -> Forked:
+    return Forked(lambda: attack(file, heads, who=who, seed=seed, capped=capped))
 
 
-def told_by(process: subprocess.Popen[str]) -> Told:
+def told_by(process: Forked) -> Told:
     """All that a process tells until its end."""
     told: Told = []
     while (line := next_line(process)) is not None:
         told.append(line)
-        assert process.stdin is not None
         process.stdin.write("\n")  # it waits after each line
         process.stdin.flush()
     assert process.wait() == 0
     return told
 
 
-def next_line(process: subprocess.Popen[str]) -> dict[str, Any] | None:
+def next_line(process: Forked) -> dict[str, Any] | None:
     """The next release that a process tells of, before it goes on; None at its end."""
-    assert process.stdout is not None
     line = process.stdout.readline()
     return json.loads(line) if line else None
 
 
-def killed(process: subprocess.Popen[str]) -> None:
+def killed(process: Forked) -> None:
     """Kill a process that waits in the middle of a training."""
     process.kill()
     assert process.wait() == -9
@@ -110,6 +103,6 @@ def test_the_attack_would_spend_more_without_a_cap(tmp_path: Path) -> None:
     """The power: the same attackers, in accounts that have none."""
     told: Told = []
     for seed in range(4):
-        told += told_by(begun(tmp_path / f"{seed}.db", "", f"{seed}", seed, "uncapped"))
+        told += told_by(begun(tmp_path / f"{seed}.db", None, f"{seed}", seed, capped=False))
     epsilon, _ = spent(told)
     assert math.isfinite(epsilon) and epsilon > 1.5 * CAP.epsilon

@@ -592,7 +592,7 @@ def test_a_process_that_trains_for_hours_blocks_nobody(path: Path) -> None:
                 print(spending.charges)
             """
         )
-        assert child.communicate()[0] == "2\n"
+        assert child.rest() == "2\n"
     assert history_of(path) == {STEP: 20}
 
 

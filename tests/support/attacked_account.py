@@ -57,8 +57,12 @@ def plan_by_chance() -> Plan:
     )
 
 
-def attack(file: Path, ways: dict[str, Any], *, who: str) -> None:
+def attack(file: Path, heads: Path | None, *, who: str, seed: int, capped: bool) -> None:
     """Try new trainings, known ones, known ones with other plans, and sweeps."""
+    random.seed(seed)
+    ways: dict[str, Any] = {"cap": CAP} if capped else {}
+    if heads is not None:
+        ways["witness"] = witness_at(str(heads))
     plans: dict[str, Plan] = {}
     for step in range(_STEPS):
         plan, name = plan_by_chance(), f"{who}/{step}"
@@ -83,12 +87,3 @@ def attack(file: Path, ways: dict[str, Any], *, who: str) -> None:
             return
         except (PrivacyBudgetExhausted, ValueError):
             continue
-
-
-if __name__ == "__main__":
-    account, heads, attacker, seed, capped = sys.argv[1:]
-    random.seed(int(seed))
-    options: dict[str, Any] = {"cap": CAP} if capped == "capped" else {}
-    if heads:
-        options["witness"] = witness_at(heads)
-    attack(Path(account), options, who=attacker)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from processes import Forked
 
 
 @contextmanager
@@ -23,22 +23,17 @@ def fresh_path() -> Iterator[Path]:
         yield Path(name) / "ledger.db"
 
 
-def start_python(script: str) -> subprocess.Popen[str]:
-    """Start a separate Python with pipes to talk to it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start_python(script: str) -> Forked:
+    """Start a program in a process of its own, with pipes to talk to it."""
+    program = compile(textwrap.dedent(script), "<script>", "exec")
+    return Forked(lambda: exec(program, {"__name__": "__main__"}))
 
 
 def kill_when_reserved(script: str) -> None:
     """Start a script that prints `reserved` and waits; kill it then."""
     child = start_python(script)
-    assert child.stdout is not None
     assert child.stdout.readline() == "reserved\n"
-    os.kill(child.pid, signal.SIGKILL)
+    child.kill()
     child.wait()
 
 
@@ -82,10 +77,8 @@ def race(script: str) -> list[int]:
     """Run two copies of a script that print `ready`, wait for a line, and print a number each."""
     children = [start_python(script) for _ in range(2)]
     for child in children:
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
     for child in children:
-        assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    return [int(child.communicate()[0]) for child in children]
+    return [int(child.rest()) for child in children]

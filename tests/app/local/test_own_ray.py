@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="an extra")
+# Not imported where tests are collected: that takes seconds, for nightly tests among them.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="an extra")
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 GONE = "192.0.2.1:6379"  # of a network that does not exist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.datasets.shakespeare import VOCABULARY
 from fl_dp.tasks.models import build_model
 
-pytest.importorskip("transformers", reason="model=transformer needs fl-dp[transformers]")
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="model=transformer needs fl-dp[transformers]"
+)
 
 TEXT = "to be, or not to be: that is"
 STEP = KnownTraining(learning_rate=0.1)
