@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ def numbers_in(reply: Message, names: Sequence[str]) -> dict[str, float]:
     Raises:
         ValueError: It is an error, or has not exactly one MetricRecord to read them from.
     """
+    if not names:
+        return {}
     if reply.has_error():
         raise ValueError("the app replied with an error")
     if not names:

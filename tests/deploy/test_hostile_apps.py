@@ -225,7 +225,10 @@ def require_noised_models(arrived: dict[str, Any], way: str) -> None:
         # Of the app's first answer to this round; another would have the other sign, or none.
         moved = sum(reply["model"]) / 10.0
         # Eight standard deviations of the noise.
-        assert any(moved == pytest.approx(update, abs=0.08) for update in UPDATES[way])
+        assert any(moved == pytest.approx(update, abs=0.08) for update in UPDATES[way]), (
+            way,
+            moved,
+        )
 
 
 OTHER = os.environ.get("FL_DP_OTHER_FLOWER")

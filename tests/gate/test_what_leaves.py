@@ -116,12 +116,13 @@ def test_the_noise_of_a_zero_update_has_the_law_that_is_charged(site: Any) -> No
 
 @pytest.mark.parametrize(("update", "moved"), [(0.5, 0.5), (1e6, NORM), (-1e6, -NORM)])
 def test_no_update_moves_the_answer_by_more_than_the_norm(
-    site: Any, update: float, moved: float
+    site: Any, caplog: pytest.LogCaptureFixture, update: float, moved: float
 ) -> None:
     here = site(adding(update), **{"dp-gate-noise-multiplier": 1e-4, "dp-max-epsilon": 1e12})
     [arrived] = here.answers({"w": np.zeros(1)})
     # Further off once in 1e15 runs.
     assert arrived.arrays["w"] == pytest.approx([moved], abs=8e-4)
+    assert "Traceback" not in caplog.text  # though the app told no metrics: nobody asked for any
 
 
 def test_a_message_that_comes_again_is_trained_and_charged_once(site: Any) -> None:
