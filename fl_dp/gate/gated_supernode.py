@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fl_dp import clock
+from fl_dp import __version__, clock
 from fl_dp.clients.owner.node_config import NodeConfig, NodeConfigError
 from fl_dp.clients.unfinished_participation import name_of_data
 
@@ -111,7 +111,7 @@ def run_gate(
         OSError: The socket can't be made.
     """
     link.join()
-    logger.info("the node %d has joined, behind its gate", link.node_id)
+    logger.info("the node %d has joined, behind its gate of fl-dp %s", link.node_id, __version__)
     site = SiteAtSocket(desk_socket, link.node_id, abandon)
     threading.Thread(target=_beat, args=(link,), name="heartbeat", daemon=True).start()
     loop = GateLoop(link, site, gate, Keeper(_message_file(policy)), figures)

@@ -176,12 +176,23 @@ class Link:
         self.node_id = 0
 
     def join(self) -> None:
-        """Register, if the key is the gate's own, and activate the node."""
+        """Register, if the key is the gate's own, and activate the node.
+
+        Raises:
+            LinkRefused: The SuperLink does not let it in.
+            LinkLost: It refuses this node, or its certificate is not trusted.
+        """
         if self._key.is_own:
             self._call("register-node", public_key=self._key.public)
-        activated = self._call(
-            "activate-node", public_key=self._key.public, heartbeat_interval=HEARTBEAT
-        )
+        try:
+            activated = self._call(
+                "activate-node", public_key=self._key.public, heartbeat_interval=HEARTBEAT
+            )
+        except LinkRefused as refused:
+            raise LinkRefused(
+                f"the SuperLink does not let this node in ({refused}): register its key there; if "
+                "it is registered, another process has it, which counts for a minute after its end"
+            ) from refused
         self.node_id = activated.node_id
 
     def leave(self) -> None:

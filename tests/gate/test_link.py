@@ -246,6 +246,16 @@ def test_a_call_is_made_again_for_as_long_as_nobody_answers(owned: OwnedClock) -
     assert owned.pauses == [3.0] * 5
 
 
+def test_a_node_that_is_not_let_in_reads_why(tmp_path: Path) -> None:
+    private = ec.generate_private_key(ec.SECP384R1())
+
+    def post(name: str, body: bytes) -> bytes:
+        raise LinkRefused("status 412")
+
+    with pytest.raises(LinkRefused, match=r"not let .* in \(status 412\): register its key there"):
+        Link(post, NodeKey(written(private, tmp_path / "node.key", "PEM"))).join()
+
+
 def test_a_bundle_that_is_not_what_its_run_names_is_refused() -> None:
     be_in_a_run(RUN)
     server = Server()
