@@ -79,8 +79,10 @@ def _finite(text: str) -> float:
     return number
 
 
-def plain_yaml(text: bytes, name: str) -> Any:
+def plain_yaml(text: bytes, name: str, *, as_texts: bool = False) -> Any:
     """Content of YAML without tags, aliases or deep nesting.
+
+    With `as_texts` each value is the text as it stands, as `no` and `1.0`; empty without one.
 
     Raises:
         ValueError: It is no YAML, or has one of those.
@@ -102,7 +104,7 @@ def plain_yaml(text: bytes, name: str) -> Any:
             if problem:
                 break
         else:
-            return yaml.load(text, Loader=loader)
+            return yaml.load(text, Loader=yaml.BaseLoader if as_texts else loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         problem = "is no YAML"
     raise ValueError(f"{name} {problem}")

@@ -96,7 +96,7 @@ def _of_large_columns(settings: Settings, dataset: Dataset) -> list[str]:
         scale = f"'task.mean=[{mean}]' 'task.std=[{deviation}]', the public test part's"
     return [
         f"columns are read as they are, and a model learns little from large numbers: "
-        f"{', '.join(shown)}; write {scale}"
+        f"{', '.join(shown)}; describe them in a schema (`fl-dp data schema`), or write {scale}"
     ]
 
 
@@ -150,7 +150,8 @@ def _of_held_out_rows(settings: Settings) -> list[str]:
         "promise covers these rows; write only what is public into the test part"
         for key in settings.task.held_out_by
     ]
-    if lines and settings.task.name != "folder" and settings.task.mean is None:
+    scaled = settings.task.mean is not None or settings.task.types is not None
+    if lines and settings.task.name != "folder" and not scaled:
         lines.append(
             "columns are taken as they are, and without public rows nothing looks at their size: "
             "write task.mean and task.std if some are large numbers"

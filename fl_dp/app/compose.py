@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from fl_dp.option_errors import OptionError
+from fl_dp.tasks.datasets.schema_file import described, read_schema
 
 from .overrides import (
     ConfigError,
@@ -25,7 +27,7 @@ from .overrides import (
     parsed,
     wrong_value,
 )
-from .recipes import with_recipe
+from .recipes import schema_beside, with_recipe, written_values
 from .schema import register_options, settings_of
 from .settings import Settings
 
@@ -35,19 +37,42 @@ _hydra_is_global = threading.Lock()
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose `conf/config.yaml` with Hydra overrides and their recipe.
+    """Compose `conf/config.yaml` with Hydra overrides, their recipe and the own data's schema.
 
     Raises:
-        ConfigError: A key is unknown, or a value has the wrong type or range.
+        ConfigError: A key is unknown, a value has the wrong type or range, or the schema has
+            blanks.
     """
+    check_keys(overrides)
+    facts = _facts_beside(overrides)
     # A copy: a caller that changes its settings leaves those of other callers as they are.
-    return deepcopy(_composed(tuple(overrides), config_folder()))
+    return deepcopy(_composed(tuple(overrides), config_folder(), facts))
+
+
+def _facts_beside(overrides: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """Keys of `task` that a schema beside the user's own data brings, and nobody wrote.
+
+    With written columns, as for a statistic on one, the schema is not read.
+
+    Raises:
+        ConfigError: The schema is none, or has blanks.
+    """
+    written = written_values(overrides)
+    file = schema_beside(written)
+    if file is None:
+        return ()
+    try:
+        facts = described(read_schema(file))
+    except ValueError as error:
+        raise ConfigError.of(error) from error
+    return tuple((key, value) for key, value in facts.items() if f"task.{key}" not in written)
 
 
 @lru_cache(maxsize=512)
-def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
+def _composed(
+    overrides: tuple[str, ...], folder: Path, facts: tuple[tuple[str, Any], ...]
+) -> Settings:
     """Compose once: a command and its plan ask for the same."""
-    check_keys(overrides)
     # Imported late: they take a third of a second, and a misspelt key is shown at once.
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -72,6 +97,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
+        plain["task"] |= dict(facts)
         settings = settings_of({str(key): value for key, value in plain.items()})
     except OmegaConfBaseException as error:
         raise _named(error) from error

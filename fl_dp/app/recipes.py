@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from fl_dp.tasks.datasets import OWN_DATA
+from fl_dp.tasks.datasets.schema_file import SCHEMA_FILE
 
 from .overrides import config_folder, parsed
 from .settings import OPTIONS
@@ -49,7 +53,7 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     Raises:
         ConfigError: One can't be read.
     """
-    written = _written(overrides)
+    written = written_values(overrides)
     # A run goes on with the settings that it has, and a statistic trains nothing.
     if written.get("resume") is not None or written.get("statistic.query") is not None:
         return Recipe(overrides=(), notes=())
@@ -58,7 +62,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     # another training.
     task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
     recipes = _read("recipes")
-    known_pair = recipes["tuned"].get(task, {}).get(model)
+    table = "schema" if schema_beside(chosen) is not None else task
+    known_pair = recipes["tuned"].get(table, {}).get(model)
     fitting = recipes["fitting"].get(privacy, [])
     if chosen["features"] != "none":
         known_pair = None  # what was tuned for pixels does not suit vectors
@@ -67,7 +72,7 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     if known_pair is not None and prefix is not None:
         tuned = [line for line in known_pair if line.startswith(prefix)]
     if privacy == _OF_RECORDS:
-        tuned = _of_records(recipes["records"].get(task, {}).get(model), written)
+        tuned = _of_records(recipes["records"].get(table, {}).get(model), written)
     brought = {_key(line): line for line in tuned or () if _group(line) not in written}
     # A group in which somebody chose a key is not mixed with what fits the promise.
     written_groups = {key.partition(".")[0] for key in written}
@@ -96,7 +101,7 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
 
 def _of_records(lines: list[str] | None, written: Mapping[str, Any]) -> list[str] | None:
     """A recipe whose keys were measured together, if nobody wrote one of them; else None."""
-    steps = [line for line in lines or () if _group(line).partition(".")[0] != "privacy"]
+    steps = [line for line in lines or () if not line.startswith(("privacy.", "rounds="))]
     if written.get("task.label_range") is not None:  # a number has other gradients
         return None
     if any(_key(line) in written or _group(line) in written for line in steps):
@@ -115,7 +120,7 @@ def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
 
     Raises as `recipe_of`.
     """
-    written = _written(overrides)
+    written = written_values(overrides)
     chosen = dict(entries("config")) | written
     fitting = OPTIONS["privacy"][chosen["privacy"]].fitting
     options = []
@@ -126,7 +131,16 @@ def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(options)
 
 
-def _written(overrides: Sequence[str]) -> dict[str, Any]:
+def schema_beside(written: Mapping[str, Any]) -> Path | None:
+    """The schema in the folder of the user's own data; None if columns are written instead."""
+    folder = written.get("task.data_dir")
+    if written.get("task") not in OWN_DATA or not isinstance(folder, str):
+        return None
+    file = Path(folder).expanduser() / SCHEMA_FILE
+    return file if "task.columns" not in written and file.is_file() else None
+
+
+def written_values(overrides: Sequence[str]) -> dict[str, Any]:
     """The user's choices by key or group, with those of an experiment."""
     written = {override.key_or_group: override.value() for override in map(parsed, overrides)}
     experiment = written.get("experiment")

@@ -341,7 +341,7 @@ def _start(
             names, labels=in_unit(test_y), probabilities=in_unit(probabilities)
         )
         values: dict[str, Any] = {"loss": loss}
-        if not dataset.form.is_of_numbers:
+        if dataset.measure == "accuracy":
             values["accuracy"] = accuracy
         values |= measured
         if measured.get("confusion_matrix") is not None and dataset.class_names:
@@ -349,8 +349,7 @@ def _start(
         return values
 
     every = settings.metrics.evaluate_every
-    score = "r2" if dataset.form.is_of_numbers else "accuracy"
-    unmeasured = dict.fromkeys(("loss", score))
+    unmeasured = dict.fromkeys(("loss", dataset.measure))
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         due = server_round % every == 0 or server_round == settings.rounds

@@ -24,13 +24,14 @@ from fl_dp.tasks.datasets import (
     form_of,
     load_dataset,
 )
+from fl_dp.tasks.datasets.columns import encoding_of
 from fl_dp.tasks.datasets.own_tables import in_unit_of_label
+from fl_dp.tasks.datasets.schema_file import read_schema
 from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
 from fl_dp.tasks.public_scores import default_metrics, require_metrics
 from fl_dp.updates import SharedPart
 
-from .data_schema import pinned_format
 from .settings import Settings
 from .settings.data import dealt
 from .settings.features import ScatteringSettings
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _HELD_OUT_EVERY = 5
+_FACTS = ("columns", "types", "classes", "label_range")  # of rows that a schema encodes
 _SCALES = ("mean", "std", "label_range")  # of features and labels; a model is for one choice
 
 
@@ -347,7 +349,7 @@ def check_model(settings: Settings) -> None:
 def metrics_of(settings: Settings) -> list[str]:
     """The server's metrics on public rows, besides loss and accuracy.
 
-    For labels that are numbers, R2 is always among them.
+    What judges a model instead of its accuracy is always among them (`Dataset.measure`).
 
     Raises:
         ModuleNotFoundError: Scikit-learn is missing.
@@ -357,9 +359,8 @@ def metrics_of(settings: Settings) -> list[str]:
     if names is None:
         names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
     require_metrics(names, num_classes=form.num_classes)
-    if form.is_of_numbers:
-        return list(dict.fromkeys(["r2", *names]))
-    return names
+    measure = _loaded(settings).measure
+    return names if measure == "accuracy" else list(dict.fromkeys([measure, *names]))
 
 
 def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -494,7 +495,8 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
     data_format = _format_of(settings, owner.data_path)
     if data_format is None or owner.data_path is None or owner.data_schema is None:
         return data_format
-    pinned = pinned_format(Path(owner.data_schema))
+    pinned = read_schema(Path(owner.data_schema))
+    _require_same_facts(owner.data_schema, pinned, data_format)
     own_scales = [getattr(pinned, key) for key in _SCALES]
     server_scales = [getattr(data_format, key) for key in _SCALES]
     if own_scales != server_scales:
@@ -512,6 +514,23 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
             f"{owner_s}: both have to name the persons, or neither"
         )
     return replace(pinned, splits=data_format.splits)
+
+
+def _require_same_facts(file: str, own: DataFormat, servers: DataFormat) -> None:
+    """Check that an owner's schema encodes rows as the server's test part is encoded.
+
+    The rehearsal asks for the model's form, and so compares schemas before any charge.
+
+    Raises:
+        ValueError: The text holds no data.
+    """
+    if encoding_of(own) == encoding_of(servers) is None:  # numbers as they are
+        return
+    differing = [key for key in _FACTS if getattr(own, key) != getattr(servers, key)]
+    if differing:
+        raise ValueError(
+            f"{file} and the server's schema differ in {', '.join(differing)}: agree on one"
+        )
 
 
 def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:

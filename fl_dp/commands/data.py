@@ -12,13 +12,14 @@ from .console import AsJson, err, fail, out, print_json, tell
 
 def data(
     task: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(show_default=False)] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", help="Put the files here instead; then write task.data_dir=FOLDER."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the data set of a task, or list them all.
+    """Fetch the data set of a task, list them all, or draft the schema of your own table.
 
     TASK is a name such as `mnist`; without one, every data set is listed, with where it comes from
     and whether it is here. After `fl-dp data mnist`, `fl-dp run task=mnist` finds it.
@@ -28,11 +29,16 @@ def data(
     compared with the pinned one before it is opened, then each file's digest; nothing is
     installed or unpickled. The files go to `fl-dp/TASK` in the user's cache folder.
 
-    Your own files need no command: see `task.data_dir` in docs/configuration.md.
+    `fl-dp data schema data/train.csv --to data/schema.yaml` drafts the schema of your own table
+    (CSV or Parquet): its columns' names and kinds, and blanks to be filled from what is publicly
+    known. `fl-dp run task=csv task.data_dir=data` then encodes the table by it.
     """
     from fl_dp.tasks.datasets.fetch import FetchError, availability, fetch
     from fl_dp.terminal.data_view import data_json, data_table
 
+    if task == "schema" or file is not None:
+        _draft(task, file, to)
+        return
     if task is None:
         if to is not None:
             fail("--to belongs to one data set: write `fl-dp data TASK --to FOLDER`", status=2)
@@ -57,3 +63,24 @@ def data(
     if to is not None and folder is not None:
         shown += f" task.data_dir={folder}"
     tell(f"Now: {shown}")
+
+
+def _draft(task: str | None, file: Path | None, to: Path | None) -> None:
+    """Write the draft of a schema to a new file, or print it."""
+    from fl_dp.tasks.datasets.own_tables import kinds_of
+    from fl_dp.tasks.datasets.schema_file import draft
+
+    if task != "schema" or file is None:
+        fail("write `fl-dp data schema FILE`, with a table as .csv or .parquet", status=2)
+    try:
+        text = draft(kinds_of(file))
+        if to is None:
+            out.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            return
+        with to.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        fail(f"{to} is there already: write another --to, or remove it", status=1)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        fail(str(error), status=1)
+    tell(f"Now fill in the blanks of {to}; until then nothing trains on it")

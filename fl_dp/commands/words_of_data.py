@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fl_dp.app.data_schema import pinned_format
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.clients.owner.policy_description import PolicyDescription
 from fl_dp.tasks.datasets import DataFormat, DataSource, load_dataset
+from fl_dp.tasks.datasets.columns import encoding_of
+from fl_dp.tasks.datasets.schema_file import read_schema
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}
 _IMAGES = {"folder": "train"}
@@ -37,7 +38,7 @@ def _pinned(owner: NodeConfig) -> DataFormat | None:
     schema = owner.data_schema
     if schema is None or not Path(schema).exists():
         return None
-    pinned = pinned_format(Path(schema))
+    pinned = read_schema(Path(schema))
     if pinned.classes is None or (pinned.columns is None and pinned.image_shape is None):
         raise ValueError(
             f"{schema} must name the classes, and the columns of a table or the image_shape of "
@@ -49,14 +50,17 @@ def _pinned(owner: NodeConfig) -> DataFormat | None:
 def _words_of(pinned: DataFormat) -> list[str]:
     sentences = []
     if pinned.columns is not None:
+        encoding = encoding_of(pinned)
         types = pinned.types or ("number",) * len(pinned.columns)
+        if encoding is not None:
+            types = tuple(column.kind for column in encoding)
         columns = zip(pinned.columns, types, strict=True)
         listed = ", ".join(f"{name} ({kind})" for name, kind in columns)
         sentences.append(
             f"It trains on {listed} and on nothing else; a row with another type of value counts "
             "as a record without content"
         )
-        if pinned.mean is None:
+        if pinned.mean is None and encoding is None:
             sentences.append("Columns are used as they are: mean and std in the schema scale them")
     classes = ", ".join(pinned.classes or ())
     of_column = f" of column {pinned.label_column}" if pinned.columns is not None else ""

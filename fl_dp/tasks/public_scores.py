@@ -78,6 +78,13 @@ def _log_loss(labels: Labels, probabilities: Predictions) -> float:
     return float(log_loss(labels, probabilities, labels=range(probabilities.shape[1])))
 
 
+def _largest_answer(labels: Labels, probabilities: Predictions) -> float:
+    import numpy as np
+
+    answers = np.bincount(probabilities.argmax(axis=1))
+    return float(answers.max() / len(labels))
+
+
 def _perplexity(labels: Labels, probabilities: Predictions) -> float:
     return math.exp(_log_loss(labels, probabilities))
 
@@ -137,6 +144,12 @@ METRICS: dict[str, Metric] = {
         "the rest",
         needs_variety=True,
     ),
+    "largest_answer": Metric(
+        title="largest answer",
+        function=_largest_answer,
+        larger_is_better=None,
+        unit="share of the rows that get the commonest of the model's answers; 1: a constant one",
+    ),
     "f1": Metric(
         title="F1",
         function=_f1,
@@ -192,7 +205,7 @@ METRICS: dict[str, Metric] = {
 }
 """Metrics by their names, which are the values of `metrics.public`."""
 
-NUMBERS = tuple(name for name, metric in METRICS.items() if metric.larger_is_better is not None)
+NUMBERS = tuple(name for name in METRICS if name != "confusion_matrix")
 """Metrics whose value is one number."""
 
 
@@ -201,15 +214,18 @@ class Score:
     """The number that judges a model on public rows; larger is better, 1 is perfect.
 
     Attributes:
-        name: `accuracy` for classes, `r2` for numbers; a line's key is `test_` and this name.
+        name: `accuracy` for classes, `auc` where one is publicly known to be most of all, `r2` for
+            numbers; a line's key is `test_` and this name. See `Dataset.measure`.
         value: None where it is undefined or unknown.
-        auc: AUC, where it was measured with an accuracy: of a rare class the accuracy says little.
+        auc: AUC, where it was measured with an accuracy.
+        is_constant: Whether the model answers all rows with one class.
         measured_on: The public rows, `test` or `validation`.
     """
 
     name: str = "accuracy"
     value: float | None = None
     auc: float | None = None
+    is_constant: bool = False
     measured_on: str = "test"
 
     @classmethod
@@ -220,20 +236,30 @@ class Score:
         measured_on: str = "test",
     ) -> Score:
         """The score from a model's accuracy and other metrics."""
-        if accuracy is None and "r2" in metrics:
-            return cls(name="r2", value=metrics["r2"], measured_on=measured_on)
-        return cls(value=accuracy, auc=metrics.get("auc"), measured_on=measured_on)
+        is_constant = metrics.get("largest_answer") == 1.0
+        for name in ("r2", "auc"):
+            if accuracy is None and name in metrics:
+                return cls(
+                    name=name,
+                    value=metrics[name],
+                    is_constant=is_constant,
+                    measured_on=measured_on,
+                )
+        return cls(
+            value=accuracy,
+            auc=metrics.get("auc"),
+            is_constant=is_constant,
+            measured_on=measured_on,
+        )
 
     @classmethod
     def in_line(cls, line: Mapping[str, Any]) -> Score:
         """The score in a line of `metrics.jsonl`."""
-        name = "r2" if "test_r2" in line else "accuracy"
-        return cls(
-            name=name,
-            value=line.get(f"test_{name}"),
-            auc=line.get("test_auc"),
-            measured_on=line.get("measured_on", "test"),
-        )
+        metrics = {name: line[f"test_{name}"] for name in METRICS if f"test_{name}" in line}
+        accuracy, measured_on = line.get("test_accuracy"), line.get("measured_on", "test")
+        if "test_accuracy" in line and accuracy is None:  # a round that was not measured
+            return cls(measured_on=measured_on)
+        return cls.of(accuracy, metrics, measured_on)
 
     @property
     def title(self) -> str:
@@ -249,9 +275,14 @@ class Score:
         return self.value
 
     @property
+    def marked(self) -> str:
+        """The value, and whether it is of a constant answer."""
+        return f"{self} (one answer)" if self.is_constant else str(self)
+
+    @property
     def with_auc(self) -> str:
-        """The value, and AUC where it is known."""
-        return str(self) if self.auc is None else f"{self}, AUC {self.auc:.3f}"
+        """As `marked`, and AUC where it is known."""
+        return self.marked if self.auc is None else f"{self.marked}, AUC {self.auc:.3f}"
 
     def __str__(self) -> str:
         """The value with three decimals, `-` without one."""
@@ -267,7 +298,7 @@ def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> 
         return ["mae", "rmse"]
     if vocabulary_size is not None:
         return ["perplexity"]
-    return ["balanced_accuracy", "auc"] if num_classes == 2 else []
+    return ["balanced_accuracy", "auc", "largest_answer"] if num_classes == 2 else []
 
 
 def require_metrics(names: Sequence[str], *, num_classes: int) -> None:

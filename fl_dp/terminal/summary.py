@@ -81,14 +81,16 @@ def summary_tables(runs: Sequence[Result]) -> list[Table]:
 def _table(terms: str, rows: Sequence[Mapping[str, Any]], score: Score) -> Table:
     both = any(row["of_records"] is not None for row in rows)
     aucs = [row["test_metrics_mean"].get("auc") for row in rows]
-    has_auc = any(auc is not None for auc in aucs)
+    has_auc = score.name != "auc" and any(auc is not None for auc in aucs)
     scores = (score.title, "AUC") if has_auc else (score.title,)
     of_records = ("epsilon of a record",) if both else ()
     headings = ("setting", "runs", *scores, "epsilon", *of_records, "bytes down, up")
     shown = []
     for row, auc in zip(rows, aucs, strict=True):
         spread = row[f"test_{score.name}_std"]
-        mean = str(replace(score, value=row[f"test_{score.name}_mean"]))
+        is_constant = row["test_metrics_mean"].get("largest_answer") == 1.0
+        of_row = replace(score, value=row[f"test_{score.name}_mean"], is_constant=is_constant)
+        mean = of_row.marked
         if spread is not None:
             mean += f" ± {spread:.3f}"
         cells = [row["variant"] or "default", str(row["runs"]), mean]

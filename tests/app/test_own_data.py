@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import call
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
@@ -420,3 +421,52 @@ def test_a_run_of_real_nodes_is_gone_on_with_by_the_command_that_is_named(tmp_pa
     with pytest.raises(ConfigError, match=r"flwr run \. CONNECTION --stream") as refused:
         find_jobs([f"resume={folder.path}"], multirun=False)
     assert f"hydra-overrides='resume={folder.path}'" in str(refused.value)
+
+
+# A schema beside the table.
+
+BESIDE = """\
+label_column: outcome
+classes: [no, yes]
+shares: [0.9, 0.1]
+client_column: clinic
+columns:
+  age: {kind: integer, range: [0, 100], missing: [-999]}
+  sex: {kind: category, categories: [f, m], missing: []}
+"""
+
+
+def test_a_table_with_text_and_gaps_trains_by_the_schema_beside_it(
+    fresh_data_sets: None, tmp_path: Path
+) -> None:
+    lines = ["clinic,age,sex,outcome"]
+    lines += [
+        f"{row % 4},{(-999, 20, 80)[row % 3]},{('f', '', 'm')[row % 3]},no" for row in range(40)
+    ]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("\n".join([*lines, "0,80,m,yes"]) + "\n")
+    (tmp_path / "schema.yaml").write_text(BESIDE)
+    beside = ["task=csv", f"task.data_dir={tmp_path}"]
+    clinics = [*beside, "task.partition=natural", "task.num_clients=4", "privacy=none", "rounds=1"]
+    written = [f"output_dir={tmp_path}", "run_name=one", "simulation.engine=in_process"]
+    assert call("run", *clinics, *written).exit_code == 0
+    [_, last] = RunFolder(tmp_path / "one").read_metrics()
+    assert "test_auc" in last and "test_accuracy" not in last  # of a rare class it says little
+    settings = compose_settings(beside)
+    rows = dataset_of(settings).train_x * np.sqrt(2)
+    expected = np.array([[0, 1, 1, 0, 0], [-0.6, 0, 0, 0, 1]])
+    np.testing.assert_allclose(rows[:2], expected, rtol=1e-5)
+    assert compose_settings([*beside, "task.shares=[0.5,0.5]"]).task.shares == [0.5, 0.5]
+
+
+def test_a_schema_is_read_anew_unless_columns_are_written_and_blanks_train_nothing(
+    fresh_data_sets: None, tmp_path: Path
+) -> None:
+    (tmp_path / "schema.yaml").write_text(BESIDE)
+    beside = ["task=csv", f"task.data_dir={tmp_path}"]
+    assert compose_settings(beside).task.columns == ["age", "sex"]
+    (tmp_path / "schema.yaml").write_text(BESIDE.replace("[f, m]", ""))
+    with pytest.raises(ConfigError, match="column 'sex': its categories are blank: write what is"):
+        compose_settings(beside)
+    # As they are, for a statistic that fills a blank.
+    assert compose_settings([*beside, "task.columns=[age]"]).task.types is None

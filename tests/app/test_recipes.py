@@ -111,15 +111,21 @@ def test_only_who_uses_a_client_step_is_told_that_it_was_not_tuned() -> None:
     assert brought("statistic.query=count", "privacy=distributed") == []
 
 
+SCHEMA = """
+label_column: outcome
+classes: [yes, no]
+columns: {age: {kind: number, range: [0, 110]}}
+"""
 OF_RECORDS = "privacy=distributed_records"
-STEPS = ["clipping.norm", "selection.sampling_rate", "server_optimizer.learning_rate"]
+STEPS = ["clipping.norm", "selection.sampling_rate", "server_optimizer.learning_rate", "rounds"]
 
 
-@pytest.mark.parametrize("task", ["csv", "parquet", "adult"])
+@pytest.mark.parametrize("task", ["csv", "parquet", "adult", "breast_cancer"])
 def test_a_table_brings_steps_of_records_together_or_not_at_all(task: str) -> None:
     table = [f"task={task}", OF_RECORDS]
     assert brought(*table) == [*STEPS, "privacy.secure_sum.reply_after"]
     assert brought(*table, "privacy.secure_sum.reply_after=5") == STEPS
+    assert brought(*table, "rounds=9") == [*STEPS[:-1], "privacy.secure_sum.reply_after"]
     for written in ("clipping.norm=2", "selection=poisson", "server_optimizer=fedadam"):
         assert brought(*table, written) == []
     assert recipe_of(with_recipe(table)).notes == ()
@@ -129,9 +135,13 @@ def test_a_table_brings_steps_of_records_together_or_not_at_all(task: str) -> No
     assert settings.privacy.secure_sum.reply_after is None
 
 
-def test_a_table_for_which_the_defaults_were_measured_brings_nothing_in_silence() -> None:
-    recipe = recipe_of(["task=breast_cancer", OF_RECORDS])
-    assert recipe.overrides == recipe.notes == ()
+def test_a_table_in_the_unit_ball_takes_larger_steps_than_one_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    beside = ["task=csv", f"task.data_dir={tmp_path}", OF_RECORDS]
+    assert recipe_of(beside).overrides == recipe_of(["task=adult", OF_RECORDS]).overrides
+    plain = [*beside, "task.columns=[age]"]  # which are then used as they are
+    assert recipe_of(plain).overrides == recipe_of(["task=csv", OF_RECORDS]).overrides
+    assert recipe_of(plain).overrides != recipe_of(beside).overrides
 
 
 @pytest.mark.parametrize(

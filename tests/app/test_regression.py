@@ -18,7 +18,6 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 from worked_here import work_here
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.data_schema import pinned_format
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
@@ -26,6 +25,7 @@ from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, initial_arrays_of
 from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
+from fl_dp.tasks.datasets.schema_file import read_schema
 
 CLIENTS, LOW, HIGH = 20, 100.0, 300.0
 
@@ -214,7 +214,7 @@ def test_metrics_of_numbers_are_refused_for_classes() -> None:
 def test_an_owner_s_schema_may_say_the_range(tmp_path: Path) -> None:
     schema = tmp_path / "schema.yaml"
     schema.write_text("columns: [a, b]\nlabel_column: price\nlabel_range: [100, 300]\n")
-    assert pinned_format(schema).label_range == (100.0, 300.0)
+    assert read_schema(schema).label_range == (100.0, 300.0)
     schema.write_text("columns: [a, b]\nlabel_range: [300, 100]\n")
     with pytest.raises(ValueError, match=r"schema\.yaml: label_range must be two finite numbers"):
-        pinned_format(schema)
+        read_schema(schema)

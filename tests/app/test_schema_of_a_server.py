@@ -223,6 +223,29 @@ def test_a_node_is_told_if_the_server_measures_the_model_on_another_scale(
     assert told is (bool(own) != bool(servers))
 
 
+ENCODED = """label_column: label
+classes: [well, ill]
+columns:
+  age: {kind: integer, range: [0, 110], missing: [-999]}
+"""
+
+
+def test_a_rehearsal_compares_schemas_that_encode_rows(tmp_path: Path) -> None:
+    node = pinned(tmp_path, ENCODED)
+    (tmp_path / "server").mkdir()
+    beside = (f"task.data_dir={tmp_path / 'server'}", "task.partition=nodes")
+    servers = tmp_path / "server" / "schema.yaml"
+    servers.write_text(ENCODED)
+    assert public_form_of(compose_settings(["task=csv", *beside]), node.config) == Form((2,), 2)
+    for old, new in (("110", "99"), ("-999", "-1"), ("[well, ill]", "[ill, well]")):
+        servers.write_text(ENCODED.replace(old, new))
+        with pytest.raises(ValueError, match=r"schema.yaml and the server's schema differ in "):
+            public_form_of(compose_settings(["task=csv", *beside]), node.config)
+    servers.unlink()
+    with pytest.raises(ValueError, match="differ in columns, types"):
+        public_form_of(settings_of(), node.config)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -262,10 +285,10 @@ def test_the_forms_of_public_sets_are_those_of_their_files(name: str) -> None:
 
 
 def test_the_forms_of_public_tables_are_those_of_their_columns() -> None:
-    from fl_dp.tasks.datasets import adult, shakespeare
-    from fl_dp.tasks.datasets.columns import width
+    from fl_dp.tasks.datasets import form_of, shakespeare
+    from fl_dp.tasks.datasets.public_tables import schema_of
 
-    assert PUBLIC_FORMS["adult"].input_shape == (width(adult.COLUMNS),)
+    assert PUBLIC_FORMS["adult"] == form_of("csv", schema_of("adult"))
     vocabulary = len(shakespeare.VOCABULARY)
     assert PUBLIC_FORMS["shakespeare"] == Form((shakespeare.LENGTH,), vocabulary, vocabulary)
 

@@ -121,6 +121,22 @@ def test_a_line_says_what_its_model_is_judged_by(
     assert (score.name, score.value, str(score), score.rank) == (name, value, text, rank)
 
 
+def test_a_constant_answer_is_called_so_and_a_rare_class_is_judged_by_auc() -> None:
+    labels = np.array([0] * 9 + [1])
+    probabilities = np.column_stack([np.linspace(0.9, 0.6, 10), np.linspace(0.1, 0.4, 10)])
+    names = default_metrics(num_classes=2)
+    metrics = public_metrics(names, labels=labels, probabilities=probabilities)
+    assert (metrics["largest_answer"], metrics["auc"]) == (1.0, 1.0)
+    line = {f"test_{name}": value for name, value in metrics.items()}
+    assert Score.in_line(line | {"test_accuracy": 0.9}).with_auc == "0.900 (one answer), AUC 1.000"
+    judged = Score.in_line(line)
+    assert (judged.title, judged.with_auc) == ("test AUC", "1.000 (one answer)")
+    probabilities[0] = [0.2, 0.8]
+    metrics = public_metrics(names, labels=labels, probabilities=probabilities)
+    assert metrics["largest_answer"] == 0.9
+    assert Score.in_line(line | {"test_largest_answer": 0.9}).with_auc == "1.000"
+
+
 def test_calibration_error_of_known_gaps() -> None:
     """At confidence .8 three of four are right, at .6 one of two: (4 x .05 + 2 x .1) / 6."""
     confidence = np.array([0.8] * 4 + [0.6] * 2)
@@ -131,7 +147,7 @@ def test_calibration_error_of_known_gaps() -> None:
 
 
 def test_defaults_go_by_the_kind_of_data() -> None:
-    assert default_metrics(num_classes=2) == ["balanced_accuracy", "auc"]
+    assert default_metrics(num_classes=2) == ["balanced_accuracy", "auc", "largest_answer"]
     assert default_metrics(num_classes=10) == []
     assert default_metrics(num_classes=80, vocabulary_size=80) == ["perplexity"]
     assert default_metrics(num_classes=1) == ["mae", "rmse"]

@@ -67,11 +67,13 @@ def dealt(
 _FORMAT = made_by(
     DataFormat,
     classes=key(tracked=False),
+    shares=key(),
     label_range=key(),
     label_column=key(tracked=False),
     client_column=key(tracked=False),
     person_column=key(tracked=False),
     columns=key(tracked=False),
+    types=key(tracked=False),
     image_shape=key(),
     mean=key(tracked=False),
     std=key(tracked=False),

@@ -20,8 +20,9 @@ class MetricsSettings:
         accuracy: The same for accuracy, within `[0, 1]`.
         scalar_noise_std: Noise on each sum of metrics and of adaptive clipping's bits, scaled to
             [-1/2, 1/2]. Null adds at most 5 % to the noise on updates.
-        public: More metrics on public rows after each round: `balanced_accuracy`, `auc`, `f1`,
-            `log_loss`, `perplexity`, `calibration_error`, `confusion_matrix`; of numbers `mae` and
+        public: More metrics on public rows after each round: `balanced_accuracy`, `auc`,
+            `largest_answer`, `f1`, `log_loss`, `perplexity`, `calibration_error`,
+            `confusion_matrix`; of numbers `mae` and
             `rmse`. Null: the usual ones; `[]`: none.
         evaluate_every: Rounds from one evaluation on public rows to the next; the last model is
             always evaluated.

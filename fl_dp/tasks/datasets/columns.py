@@ -1,96 +1,227 @@
-"""Rows of a table as numbers, by a fixed public description.
+"""Columns of a table, encoded into the unit ball by public facts.
 
-Lists of categories and scaling constants are fixed, so one client's inputs do not depend on
-another's rows.
+    >>> age = Column(kind="number", range=(0.0, 100.0), missing=("-999",))
+    >>> age.coordinates(["75", "-999"]).tolist()
+    [[0.5, 0.0], [0.0, 1.0]]
+
+A number's range becomes [-1, 1], a category a coordinate of its own, and so does what is missing:
+no column is longer than 1. A row is divided by the root of the number of columns, so its norm is at
+most 1. All facts are public, so one client's inputs do not depend on another's rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.tasks.datasets.forms import DataFormat, plain_label
+
+PLAIN_KINDS = ("number", "integer", "truth")
+"""Kinds of a column that can be used as it is: any number, a whole one, 0 or 1."""
+
+KINDS = (*PLAIN_KINDS, "category")
+"""Kinds of a column; a category is one of a list of texts."""
+
+ANYTHING_ELSE = "*"
+"""Among the missing: whatever is no value of the column."""
+
+_EMPTY = ("", "na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")  # as programs write it
+_TRUTH = {"true": 1.0, "false": 0.0}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
-    """A column of numbers, encoded as `(x - centre) / scale`.
+class Column:
+    """Public facts about a column's cells.
 
     Attributes:
-        centre: Value that becomes 0.
-        scale: Distance above it that becomes 1.
-        logarithm: Whether to take `log(1 + x)` first, for amounts with a long tail.
+        kind: One of `KINDS`.
+        range: Lowest and highest number; a number outside counts as the nearer end. [0, 1] for
+            `truth`.
+        categories: All texts of a category.
+        missing: Cells without a value, besides empty ones; `*` is any other. None: every cell has
+            a value.
     """
 
-    centre: float = 0.0
-    scale: float = 1.0
-    logarithm: bool = False
+    kind: str
+    range: tuple[float, float] | None = None
+    categories: tuple[str, ...] | None = None
+    missing: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the facts.
+
+        Raises:
+            ValueError: If they are incomplete or contradict each other.
+        """
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be {', '.join(KINDS)}, got {self.kind!r}")
+        if self.kind == "truth" and self.range is None:
+            object.__setattr__(self, "range", (0.0, 1.0))
+        is_category = self.kind == "category"
+        fact, other = ("categories", "range") if is_category else ("range", "categories")
+        if getattr(self, fact) is None:
+            verb = "are" if is_category else "is"
+            raise ValueError(
+                f"its {fact} {verb} blank: write what is publicly known, or buy it by a charged "
+                "statistic (`fl-dp stats`)"
+            )
+        if getattr(self, other) is not None:
+            raise ValueError(f"a {self.kind} has {fact}, and no {other}")
+        if self.range is not None:
+            low, high = self.range
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError(f"range must be two numbers that rise, got {[low, high]}")
+        if self.categories is not None:
+            plain = [plain_label(name) for name in self.categories]
+            if len(set(plain)) < max(len(plain), 2):
+                raise ValueError(f"categories must be two or more, each once, got {[*plain]}")
+
+    @classmethod
+    def of_text(cls, text: str) -> Column:
+        """Read the column that `text` wrote."""
+        return cls(**{key: _frozen(value) for key, value in json.loads(text).items()})
+
+    @property
+    def text(self) -> str:
+        """One line that tells a column from others."""
+        facts = {key: value for key, value in vars(self).items() if value is not None}
+        return json.dumps(facts, sort_keys=True)
+
+    @property
+    def width(self) -> int:
+        """Numbers that encode a cell."""
+        return len(self.categories or (None,)) + (self.missing is not None)
+
+    @property
+    def _sentinels(self) -> list[float]:
+        """Numbers that stand for no value, as -999."""
+        numbers = map(parsed_number, self.missing or ())
+        return [number for number in numbers if math.isfinite(number)]
+
+    def coordinates(self, cells: Sequence[str | None]) -> NDArray[np.float64]:
+        """Encode cells, `(k, width)`, rows of norm at most 1; NaN where one is not of the column.
+
+        None is a cell that could not be read.
+        """
+        values = self._values(cells)
+        if self.missing is None:
+            return values
+        table = np.hstack([values, np.zeros((len(cells), 1))])
+        listed = {plain_label(text) for text in self.missing}
+        for index in np.flatnonzero(np.isnan(values).any(axis=1)).tolist():
+            cell = cells[index]
+            if cell is None:
+                continue
+            plain = plain_label(cell)
+            is_listed = plain in listed or parsed_number(cell) in self._sentinels
+            if is_listed or plain.lower() in _EMPTY or ANYTHING_ELSE in self.missing:
+                table[index] = 0.0
+                table[index, -1] = 1.0
+        return table
+
+    def _values(self, cells: Sequence[str | None]) -> NDArray[np.float64]:
+        if self.categories is not None:
+            index = {plain_label(name): number for number, name in enumerate(self.categories)}
+            codes = [-1 if cell is None else index.get(plain_label(cell), -1) for cell in cells]
+            one_hot = np.vstack([np.eye(len(index)), np.full((1, len(index)), np.nan)])
+            chosen: NDArray[np.float64] = one_hot[np.array(codes, dtype=np.int64)]
+            return chosen
+        assert self.range is not None  # every kind but a category has one
+        low, high = self.range
+        numbers = np.array([parsed_number(cell) for cell in cells], dtype=np.float64)
+        fits = np.isfinite(numbers) & ~np.isin(numbers, self._sentinels)
+        if self.kind != "number":
+            fits &= numbers == np.floor(numbers)
+        if self.kind == "truth":
+            fits &= (numbers >= 0.0) & (numbers <= 1.0)
+        scaled = 2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0
+        return np.where(fits, scaled, np.nan)[:, np.newaxis]
 
 
-Columns = Mapping[str, Number | Sequence[str]]
-"""Contents of a table's columns: numbers, or one of a list of categories, encoded one-hot."""
+class Cells(NamedTuple):
+    """A column's cells: each text once, and each row's index `(n,)` into them."""
+
+    names: Sequence[str | None]
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: Iterable[str | None]) -> Cells:
+        """Number the texts in the order of their first rows."""
+        number: dict[str | None, int] = {}
+        codes = [number.setdefault(text, len(number)) for text in texts]
+        return cls(tuple(number), np.array(codes, dtype=np.int64))
 
 
-def width(columns: Columns) -> int:
-    """How many numbers encode a row."""
-    return sum(_widths(columns))
-
-
-def encoded_rows(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.float32]:
-    """Encode a table's rows; columns that are not described are ignored.
+def encoded_rows(columns: Sequence[Column], cells: Sequence[Cells]) -> NDArray[np.float64]:
+    """Encode a table's rows; `cells` has each column's.
 
     Returns:
-        Float32 `(n, width(columns))`, in the order of the description.
+        `(n, width)` with rows of norm at most 1, in the order of the columns. NaN where a cell is
+        none of its column's.
+    """
+    blocks = []
+    for column, (names, codes) in zip(columns, cells, strict=True):
+        blocks.append(column.coordinates(names)[codes])
+    return np.hstack(blocks) / math.sqrt(len(columns))
+
+
+def encoding_of(data_format: DataFormat) -> tuple[Column, ...] | None:
+    """Columns by which own rows are encoded; None if numbers are used as they are.
 
     Raises:
-        ValueError: If a column is missing, a number is unreadable or not finite, or a category is
-            not in its list.
+        ValueError: If there is not one known type for each column.
     """
-    cells: dict[str, list[str]] = {name: [] for name in columns}
-    for row in rows:
-        for name, collected in cells.items():
-            if row.get(name) is None:
-                raise ValueError(f"a row has no column '{name}'; it has {', '.join(row)}")
-            collected.append(row[name])
-    num_rows = len(next(iter(cells.values())))
-    encoded = np.zeros((num_rows, width(columns)), np.float32)
-    widths = _widths(columns)
-    starts = np.cumsum([0, *widths[:-1]]).tolist()
-    for start, (name, column) in zip(starts, columns.items(), strict=True):
-        if isinstance(column, Number):
-            encoded[:, start] = _scaled(name, cells[name], column)
-        else:
-            encoded[np.arange(num_rows), start + codes(name, cells[name], column)] = 1.0
-    return encoded
-
-
-def codes(name: str, cells: Sequence[str], categories: Sequence[str]) -> NDArray[np.int64]:
-    """Each cell's index in a list of categories, int64 `(n,)`.
-
-    Raises:
-        ValueError: If a cell is not in the list.
-    """
-    indices = {category: index for index, category in enumerate(categories)}
-    unknown = set(cells) - set(indices)
-    if unknown:
+    types, columns = data_format.types, data_format.columns
+    if types is None:
+        return None
+    if columns is None or len(columns) != len(types):
         raise ValueError(
-            f"column '{name}' holds '{min(unknown)}'; it must be one of {', '.join(categories)}"
+            f"{len(types)} types are given for {len(columns or ())} columns: write one for each"
         )
-    return np.array([indices[cell] for cell in cells], dtype=np.int64)
+    unknown = sorted(kind for kind in set(types) if kind not in PLAIN_KINDS and kind[:1] != "{")
+    if unknown:
+        raise ValueError(f"types must be {', '.join(PLAIN_KINDS)}, got '{unknown[0]}'")
+    described = [kind for kind in types if kind not in PLAIN_KINDS]
+    if not described:
+        return None
+    if len(described) < len(types) or data_format.mean is not None:
+        raise ValueError("ranges scale columns: describe all of them, and leave out mean and std")
+    return tuple(map(Column.of_text, types))
 
 
-def _widths(columns: Columns) -> list[int]:
-    return [1 if isinstance(column, Number) else len(column) for column in columns.values()]
+def coordinate_names(names: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:
+    """Names of an encoded row's numbers, for people."""
+    coordinates: list[str] = []
+    for name, column in zip(names, columns, strict=True):
+        values = [f"{name}={category}" for category in column.categories or ()]
+        coordinates += values or [name]
+        if column.missing is not None:
+            coordinates.append(f"{name} is missing")
+    return tuple(coordinates)
 
 
-def _scaled(name: str, cells: Sequence[str], column: Number) -> NDArray[np.float64]:
+def width(columns: Iterable[Column]) -> int:
+    """How many numbers encode a row."""
+    return sum(column.width for column in columns)
+
+
+def parsed_number(cell: Any) -> float:
+    """The number in a cell; NaN without one."""
+    if isinstance(cell, str) and cell.lower() in _TRUTH:
+        return _TRUTH[cell.lower()]
+    if isinstance(cell, str) and "_" in cell:  # which Python reads as thousands
+        return math.nan
     try:
-        values = np.array(cells, dtype=np.float64)
-    except ValueError as error:
-        raise ValueError(f"column '{name}' must hold numbers: {error}") from None
-    if column.logarithm:
-        values = np.log1p(np.maximum(values, 0.0))
-    if not np.isfinite(values).all():
-        raise ValueError(f"column '{name}' must hold finite numbers; one is not")
-    return (values - column.centre) / column.scale
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

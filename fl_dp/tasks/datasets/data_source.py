@@ -20,6 +20,7 @@ from typing import cast
 
 import numpy as np
 
+from fl_dp.tasks.datasets.columns import encoding_of, width
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, Form
 from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_validation_part
@@ -42,6 +43,7 @@ _MODULES = {
     "breast_cancer": "shipped",
     "mnist": "idx_files",
     "fashion_mnist": "idx_files",
+    "adult": "public_tables",
     "csv": "own_tables",
     "parquet": "own_tables",
     "folder": "own_images",
@@ -120,7 +122,9 @@ def form_of(name: str, data_format: DataFormat | None) -> Form | None:
     if data_format.image_shape is not None:
         return Form(data_format.image_shape, outputs)
     if data_format.columns is not None:
-        return Form((len(data_format.columns),), outputs)
+        encoding = encoding_of(data_format)
+        numbers = len(data_format.columns) if encoding is None else width(encoding)
+        return Form((numbers,), outputs)
     return None
 
 

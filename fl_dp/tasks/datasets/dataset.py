@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.forms import Form
 
+_LARGE_SHARE = 0.8  # of a class: answering it always has this accuracy
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
@@ -36,6 +38,7 @@ class Dataset:
         client_names: The `k` natural clients' names, by number; () for none.
         column_names: Names of a record's columns, for people; () for none.
         class_names: The labels' names, for people, in order; () where they are numbers.
+        shares: Publicly known share of each class; () where nobody knows.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and is
             zero; None if all could.
         public_x: Like `train_x`: public records without labels, in no other part; None for none.
@@ -56,6 +59,7 @@ class Dataset:
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
     public_x: NDArray[np.uint8] | NDArray[np.float32] | None = None
 
@@ -94,6 +98,16 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one record: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
         return self.train_x.shape[1:]
+
+    @property
+    def measure(self) -> str:
+        """What judges a model: `accuracy`, `auc` if one class is most of all, or `r2` of numbers.
+
+        By what is publicly known of the labels, never by a look at them.
+        """
+        if self.form.is_of_numbers:
+            return "r2"
+        return "auc" if max(self.shares, default=0.0) > _LARGE_SHARE else "accuracy"
 
     @property
     def form(self) -> Form:

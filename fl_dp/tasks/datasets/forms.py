@@ -8,6 +8,7 @@ simulation one folder holds all rows, so the files may tell features and classes
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,10 +16,23 @@ from typing import NamedTuple
 SCALED_LABELS = (-1.0, 1.0)
 """Range to which labels that are numbers are mapped, from their public `label_range`."""
 
+_WITH_ZEROS = re.compile(r"(\d+)\.0+")
+
 
 def plain_name(name: str) -> str:
     """Strip blanks and compose letters: one name, one text."""
     return unicodedata.normalize("NFC", name).strip()
+
+
+def plain_label(label: str) -> str:
+    """The form in which labels are compared: `true`, `false`, and 1 for 1.0."""
+    name = plain_name(label)
+    if name.lower() in ("true", "false"):
+        return name.lower()
+    with_zeros = _WITH_ZEROS.fullmatch(name)
+    if with_zeros is None:
+        return name
+    return with_zeros.group(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +44,8 @@ class DataFormat:
     Attributes:
         classes: Your own data: class names in the order of labels. None: integers from 0, or the
             folders' names.
+        shares: Your own data: publicly known share of each class; if one is above 0.8, AUC judges
+            models in place of accuracy.
         label_range: Your own tables: public `[low, high]` of a numeric label to predict; values
             outside are clipped.
         label_column: Your own tables: column of the label.
@@ -37,7 +53,9 @@ class DataFormat:
         person_column: Your own tables: column with each row's person; one unit where records are
             protected, and dealt as a whole to clients, training and test.
         columns: Your own tables: columns that are features; None takes all others.
-        types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
+        types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1), used as it is. Or
+            its facts as a schema's file has them (`columns.Column.text`), by which it is encoded.
+            None: numbers.
         image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; None takes the
             first image's.
         mean: Your own data: public numbers to subtract, one per column, or per channel of pixels
@@ -52,6 +70,7 @@ class DataFormat:
     """
 
     classes: tuple[str, ...] | None = None
+    shares: tuple[float, ...] | None = None
     label_range: tuple[float, float] | None = None
     label_column: str = "label"
     client_column: str | None = None
@@ -66,10 +85,11 @@ class DataFormat:
     leave_out_unfit: bool = False
 
     def __post_init__(self) -> None:
-        """Check the label's range, and bring names to one form.
+        """Check the label's range and the classes' shares, and bring names to one form.
 
         Raises:
-            ValueError: If the range is invalid, or there are classes as well.
+            ValueError: If the range is invalid, there are classes as well, or shares do not fit
+                the classes.
         """
         for key in ("classes", "columns"):
             names = getattr(self, key)
@@ -79,6 +99,15 @@ class DataFormat:
             name = getattr(self, key)
             if name is not None:
                 object.__setattr__(self, key, plain_name(name))
+        shares = self.shares
+        if shares is not None and (
+            len(shares) != len(self.classes or ())
+            or min(shares) < 0.0
+            or not math.isclose(sum(shares), 1.0, abs_tol=0.01)
+        ):
+            raise ValueError(
+                f"shares must be one number for each class, which add up to 1, got {[*shares]}"
+            )
         ends = self.label_range
         if ends is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -14,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.forms import DataFormat, plain_label
 from fl_dp.tasks.datasets.held_out import held_out_units
 from fl_dp.tasks.datasets.names import few_labels, listed
 
 logger = logging.getLogger("flwr.fl_dp.client")
-
-_WITH_ZEROS = re.compile(r"(\d+)\.0+")
 
 
 def optional_import(name: str, *, extra: str, task: str) -> Any:
@@ -167,7 +164,7 @@ def dataset_of_rows(
 
 
 def class_numbers(
-    names: Sequence[str], classes: Sequence[str], *, source: Path
+    names: Sequence[str], classes: Sequence[str], *, source: Path | str
 ) -> NDArray[np.int64]:
     """The number of each label's class, int64; `source` is for the error message.
 
@@ -194,17 +191,6 @@ def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
     if len(numbers) < len(classes):
         raise ValueError(f"two classes are one name, written in two ways: {listed(classes)}")
     return numbers
-
-
-def plain_label(label: str) -> str:
-    """The form in which labels are compared: `true`, `false`, and 1 for 1.0."""
-    name = plain_name(label)
-    if name.lower() in ("true", "false"):
-        return name.lower()
-    with_zeros = _WITH_ZEROS.fullmatch(name)
-    if with_zeros is None:
-        return name
-    return with_zeros.group(1)
 
 
 def require_scale_of(data_format: DataFormat, size: int, noun: str) -> None:

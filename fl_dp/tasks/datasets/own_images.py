@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.forms import DataFormat, plain_label, plain_name
 from fl_dp.tasks.datasets.names import (
     in_order,
     require_distinct_classes,
@@ -30,7 +30,6 @@ from fl_dp.tasks.datasets.own_data import (
     numbers_by_label,
     optional_import,
     own_folder,
-    plain_label,
     require_scale_of,
     splits_to_read,
 )

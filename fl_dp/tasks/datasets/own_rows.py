@@ -10,19 +10,20 @@ from __future__ import annotations
 import csv
 import logging
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.tasks.datasets.columns import parsed_number
 from fl_dp.tasks.datasets.forms import plain_name
 from fl_dp.tasks.datasets.own_data import optional_import
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 class ReadRows(NamedTuple):
@@ -30,7 +31,7 @@ class ReadRows(NamedTuple):
 
     Attributes:
         x: Float64 `(n, columns)`; NaN or infinite where there is no number.
-        texts: By column, each row's text; None without one.
+        texts: By column, each row's text; None for one that can't be read.
     """
 
     x: NDArray[np.float64]
@@ -57,7 +58,7 @@ def csv_rows(file: Path, columns: Sequence[str], texts: Sequence[str]) -> ReadRo
     for row, line in enumerate(lines):
         cells = _cells(line)
         if cells is not None and len(cells) == len(names):
-            x[row] = [_number(cells[index]) for index in indices]
+            x[row] = [parsed_number(cells[index]) for index in indices]
             for name in texts:
                 read[name][row] = cells[names.index(name)]
     return ReadRows(x, read)
@@ -81,7 +82,7 @@ def parquet_rows(file: Path, columns: Sequence[str], texts: Sequence[str]) -> Re
     as_written = dict(zip(names, written, strict=True))
     read = table.read(columns=[as_written[name] for name in wanted])
     cells = {name: read.column(as_written[name]).to_pylist() for name in wanted}
-    x = np.array([[_number(value) for value in cells[name]] for name in columns]).T
+    x = np.array([[parsed_number(value) for value in cells[name]] for name in columns]).T
     as_text = {name: [_text(value) for value in cells[name]] for name in texts}
     return ReadRows(x.reshape(rows, len(columns)), as_text)
 
@@ -138,27 +139,15 @@ def _cells(line: bytes) -> list[str] | None:
         return None
 
 
-def _number(cell: Any) -> float:
-    """The number in a cell; NaN without one."""
-    if isinstance(cell, str) and cell.lower() in _TRUTH:
-        return _TRUTH[cell.lower()]
-    if isinstance(cell, str) and "_" in cell:  # which Python reads as thousands
-        return float("nan")
-    try:
-        return float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
-
-
 def _text(cell: Any) -> str | None:
-    """A label's text as in a table of whole numbers: `1` for 1.0, `true` and `false`.
+    """A cell's text as in a CSV file: empty without a value, `1` for 1.0, `true` and `false`.
 
     Missing cells turn a column's whole numbers into floating-point ones.
     """
+    if cell is None or cell != cell:  # not a number
+        return ""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     if isinstance(cell, bool):
         return str(cell).lower()
-    if isinstance(cell, int):
-        return str(cell)
-    return cell if isinstance(cell, str) else None
+    return str(cell) if isinstance(cell, str | int | float | Decimal) else None

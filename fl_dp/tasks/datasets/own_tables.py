@@ -4,10 +4,11 @@
                             61,140,north,ill
     data_dir/test.csv       the same columns; no client column is needed
 
-Features are numbers, used as they are unless public means and deviations are given. Nothing is
-guessed: text among the features, missing values and row numbers are refused, in words that contain
-no row. Both formats go through Arrow, which can't run code from a file. Where a refusal would show
-a row's content (`DataFormat.leave_out_unfit`), each row is read separately (`own_rows`).
+A schema encodes the columns (`columns`). Without one features are numbers, used as they are unless
+public means and deviations are given. Nothing is guessed: text among the features, missing values
+and row numbers are then refused, in words that contain no row. Both formats go through Arrow, which
+can't run code from a file. Where a refusal would show a row's content
+(`DataFormat.leave_out_unfit`), each row is read separately (`own_rows`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.tasks.datasets.columns import (
+    Cells,
+    Column,
+    coordinate_names,
+    encoded_rows,
+    encoding_of,
+)
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat, plain_name
+from fl_dp.tasks.datasets.forms import DataFormat, plain_label, plain_name
 from fl_dp.tasks.datasets.names import (
     few_labels,
     folded,
@@ -37,14 +45,10 @@ from fl_dp.tasks.datasets.own_data import (
     numbers_by_label,
     optional_import,
     own_folder,
-    plain_label,
     require_scale_of,
     splits_to_read,
 )
 from fl_dp.tasks.datasets.own_rows import ReadRows, csv_header, csv_rows, parquet_rows
-
-TYPES = ("number", "integer", "truth")
-"""Types of a column: any number, a whole one, 0 or 1."""
 
 _LARGEST_BLOCK = 2**30
 # Names that pandas gives to an index that it writes, and to a column without a name.
@@ -73,6 +77,37 @@ def load_parquet(data_dir: str | None, data_format: DataFormat) -> Dataset:
         ValueError: If a file can't be read or does not fit the format; the text can contain data.
     """
     return _load("parquet", _ParquetFile, data_dir, data_format)
+
+
+def kinds_of(file: Path) -> dict[str, str]:
+    """Kinds of a table's columns by their names, in its order, without those that number rows.
+
+    Raises:
+        OSError: If the file can't be read.
+        ModuleNotFoundError: If pyarrow is not installed.
+        ValueError: If it is no table; the text can contain data.
+    """
+    readers: dict[str, type[_TableFile]] = {".csv": _CsvFile, ".parquet": _ParquetFile}
+    kind = readers.get(file.suffix)
+    if kind is None:
+        raise ValueError(f"{file} must be a table, .csv or .parquet")
+    arrow = optional_import("pyarrow", extra="tables", task=file.suffix[1:])
+    try:
+        table = kind(file)
+        names = [name for name in table.names if not _INDEX.fullmatch(name)]
+        rows = table.read([name for name in names if name not in table.index], [])
+    except (arrow.ArrowException, UnicodeError):
+        raise ValueError(f"{file} can't be read: it is damaged, or no table") from None
+    kinds = {}
+    for field in rows.schema:
+        is_of = arrow.types
+        if is_of.is_integer(field.type):
+            kinds[field.name] = "integer"
+        elif is_of.is_floating(field.type) or is_of.is_decimal(field.type):
+            kinds[field.name] = "number"
+        else:
+            kinds[field.name] = "truth" if is_of.is_boolean(field.type) else "category"
+    return kinds
 
 
 class _Part(NamedTuple):
@@ -169,8 +204,7 @@ def _load(
         splits_to_read(data_format, paths)
         return _fitting_rows(task, paths["train"], data_format)
     arrow = optional_import("pyarrow", extra="tables", task=task)
-    columns = data_format.columns
-    require_types(data_format)
+    columns, encoding = data_format.columns, encoding_of(data_format)
     parts: dict[str, _Part] = {}
     for split in splits_to_read(data_format, paths):
         try:
@@ -185,6 +219,8 @@ def _load(
             # Without Arrow's own words, which can quote a row.
             raise ValueError(f"{paths[split]} can't be read: {reason}") from None
     assert columns is not None  # some part was read
+    if encoding is not None:
+        columns = coordinate_names(columns, encoding)
     num_classes, labels = _labels(parts, paths, data_format)
     _require_persons_apart({split: part.persons for split, part in parts.items()}, folder)
     clients = parts["train"].clients if "train" in parts else None
@@ -199,7 +235,12 @@ def _load(
         persons=None if persons is None else persons.codes,
         data_format=data_format,
     )
-    return replace(whole, column_names=columns, class_names=tuple(data_format.classes or ()))
+    return replace(
+        whole,
+        column_names=columns,
+        class_names=tuple(data_format.classes or ()),
+        shares=data_format.shares or (),
+    )
 
 
 def _labels(
@@ -241,21 +282,25 @@ def _of_encoding(error: Exception) -> bool:
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     """One node's training rows; those that do not fit are left empty."""
     columns, num_classes = data_format.columns, data_format.num_outputs
-    require_types(data_format)
+    encoding = encoding_of(data_format)
     assert columns is not None and num_classes is not None  # required of one node's data
     require_scale_of(data_format, len(columns), "columns")
     label, is_of_numbers = data_format.label_column, data_format.label_range is not None
-    numbers = [*columns, label] if is_of_numbers else columns
     person = data_format.person_column
+    numbers, texts = _columns_to_read(data_format, columns, None, person)
     reader = csv_rows if task == "csv" else parquet_rows
-    read: ReadRows = reader(file, numbers, [label] if person is None else [label, person])
+    read: ReadRows = reader(file, numbers, texts)
     number = numbers_by_label(data_format.classes or ())
     classes = []
-    for text in read.texts[label]:
+    for text in [] if is_of_numbers else read.texts[label]:
         classes.append(-1 if text is None else number.get(plain_label(text), -1))
     y: NDArray[Any] = np.array(classes, dtype=np.int64)
-    x = _narrow(_scaled(read.x[:, : len(columns)], data_format))
-    fit = np.isfinite(read.x).all(axis=1) & of_types(read.x, data_format.types)
+    fit = np.isfinite(read.x).all(axis=1)
+    if encoding is not None:
+        x = _narrow(encoded_rows(encoding, [Cells.of(read.texts[name]) for name in columns]))
+    else:
+        x = _narrow(_scaled(read.x[:, : len(columns)], data_format))
+        fit &= of_types(read.x, data_format.types)
     fit &= np.isfinite(x).all(axis=1) & (is_of_numbers | (y >= 0))
     if is_of_numbers:
         y = _in_range(read.x[:, -1], data_format)
@@ -299,13 +344,12 @@ def _read(
     if split == "test" or not data_format.is_shared:
         client = None
     is_of_numbers = data_format.label_range is not None
-    text = [] if is_of_numbers else [label]
     person = data_format.person_column
     if split == "test" and person not in table.names:  # it is public, and may name nobody
         person = None
-    text += [name for name in (client, person) if name is not None and name not in text]
-    numbers = (*columns, label) if is_of_numbers else columns
-    required = [*numbers, *text]
+    encoding = encoding_of(data_format)
+    numbers, text = _columns_to_read(data_format, columns, client, person)
+    required = list(dict.fromkeys([*numbers, *text]))
     absent = [name for name in required if name not in table.names]
     if absent or not columns:
         instead = f"its columns are {listed(table.names)}"
@@ -322,13 +366,51 @@ def _read(
     rows = table.read(required, text)
     if data_format.is_shared and not rows.num_rows:
         raise ValueError(f"{file} has no rows below its first line: write some, or leave it out")
+    names = {None if is_of_numbers else label, client, person} - {None}
     texts = {
-        name: _coded(rows.column(name), file, name, data_format.classes or ()) for name in text
+        name: _coded(rows.column(name), file, name, data_format.classes or ())
+        for name in text
+        if name in names
     }
     for unit, name in (("client", client), ("person", person)):
         if name is not None:
             require_distinct_units(texts[name].names, f"{file}, '{name}'", unit=unit)
     x = _numbers(rows, numbers, file)
+    if encoding is None:
+        narrow = _as_they_are(file, x, columns, split, data_format)
+    else:
+        cells = [_cells(rows.column(name), file) for name in columns]
+        narrow = _encoded(file, cells, columns, encoding)
+    return _Part(
+        x=narrow,
+        labels=x[:, -1] if is_of_numbers else texts[label],
+        clients=None if client is None else texts[client],
+        persons=None if person is None else texts[person],
+    )
+
+
+def _columns_to_read(
+    data_format: DataFormat, columns: Sequence[str], *units: str | None
+) -> tuple[list[str], list[str]]:
+    """Columns to read as numbers, a label last, and columns to read as texts."""
+    label, is_of_numbers = data_format.label_column, data_format.label_range is not None
+    features, labels = list(columns), [label]
+    texts = [name for name in units if name is not None]
+    if encoding_of(data_format) is not None:
+        features, texts = [], [*columns, *texts]
+    if is_of_numbers:
+        return [*features, *labels], list(dict.fromkeys(texts))
+    return features, list(dict.fromkeys([*labels, *texts]))
+
+
+def _as_they_are(
+    file: Path,
+    x: NDArray[np.float64],
+    columns: tuple[str, ...],
+    split: str,
+    data_format: DataFormat,
+) -> NDArray[np.float32]:
+    """Columns of numbers, scaled if there is a public scale; `x` may also have the label, last."""
     of_other_types = int((~of_types(x, data_format.types)).sum())
     if of_other_types:
         raise ValueError(
@@ -346,12 +428,40 @@ def _read(
     _refuse_infinite(file, columns, narrow)
     if split == "test" or data_format.is_shared:  # one node's values can be close by chance
         _refuse_rounded(file, columns, scaled, narrow)
-    return _Part(
-        x=narrow,
-        labels=x[:, -1] if is_of_numbers else texts[label],
-        clients=None if client is None else texts[client],
-        persons=None if person is None else texts[person],
-    )
+    return narrow
+
+
+def _encoded(
+    file: Path, cells: Sequence[Cells], names: Sequence[str], encoding: Sequence[Column]
+) -> NDArray[np.float32]:
+    """Columns as the schema encodes them.
+
+    Raises:
+        ValueError: If a cell is none of its column's; the text has no cell.
+    """
+    x, end = encoded_rows(encoding, cells), 0
+    wrong = []
+    for name, column in zip(names, encoding, strict=True):
+        start, end = end, end + column.width
+        misfits = int(np.isnan(x[:, start:end]).any(axis=1).sum())
+        if misfits:
+            wrong.append(f"{name!r} ({misfits})")
+    if wrong:
+        raise ValueError(
+            f"{file}: cells that the schema does not describe in {', '.join(wrong)}: add their "
+            "categories, or missing: ['*'], by which any other cell has no value"
+        )
+    return _narrow(x)
+
+
+def _cells(column: Any, file: Path) -> Cells:
+    """A column's cells as texts, empty without a value."""
+    arrow = optional_import("pyarrow", extra="tables", task=file.suffix[1:])
+    if arrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    texts = column.cast(arrow.string()).fill_null("").combine_chunks().dictionary_encode()
+    codes = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return Cells(texts.dictionary.to_pylist(), codes)
 
 
 def _require_persons_apart(persons: dict[str, _Coded | None], folder: Path) -> None:
@@ -392,25 +502,7 @@ def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[n
     return right
 
 
-def require_types(data_format: DataFormat) -> None:
-    """Check that each column has one known type, if there are types.
-
-    Raises:
-        ValueError: If there is not.
-    """
-    types, columns = data_format.types, data_format.columns
-    if types is None:
-        return
-    unknown = sorted(set(types) - set(TYPES))
-    if unknown:
-        raise ValueError(f"types must be {', '.join(TYPES)}, got '{unknown[0]}'")
-    if columns is None or len(columns) != len(types):
-        raise ValueError(
-            f"{len(types)} types are given for {len(columns or ())} columns: write one for each"
-        )
-
-
-def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.float64]:
+def _numbers(rows: Any, columns: Sequence[str], file: Path) -> NDArray[np.float64]:
     """Put columns of numbers side by side, float64 `(n, columns)`."""
     types = optional_import("pyarrow", extra="tables", task=file.suffix[1:]).types
     kinds = (
@@ -427,8 +519,9 @@ def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.floa
             no_numbers.append(name)
     if no_numbers:
         raise ValueError(
-            f"{file}: columns that are not numbers: {listed(no_numbers)}; write them as numbers, "
-            "or name the features in task.columns=[...] without them"
+            f"{file}: columns that are not numbers: {listed(no_numbers)}; describe them in a "
+            "schema (`fl-dp data schema`), write them as numbers, or name the features in "
+            "task.columns=[...] without them"
         )
     missing = {name: rows.column(name).null_count for name in columns}
     # Not float32 yet, which would round a date before it is scaled.
@@ -483,8 +576,8 @@ def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
     columns = [f"{name!r} ({number})" for name, number in missing.items() if number]
     if columns:
         raise ValueError(
-            f"{file}: missing values in {', '.join(columns)}: fill them in, or leave these rows or "
-            "columns out"
+            f"{file}: missing values in {', '.join(columns)}: fill them in, leave these rows or "
+            "columns out, or describe gaps of features in a schema (`fl-dp data schema`)"
         )
 
 

@@ -57,10 +57,12 @@ def load_breast_cancer() -> Dataset:
     Thirty measurements of cell nuclei per biopsy; label 1 is a benign tumour, 0 a malignant one.
 
     Returns:
-        455 training and 114 test rows, float32 `(n, 30)`, standardised by fixed constants.
+        455 training and 114 test rows, float32 `(n, 30)`, encoded into the unit ball: of each
+        measurement two deviations about the mean become [-1, 1].
     """
     table = shipped_table("breast_cancer.csv", skipped_rows=1)  # the measurements, and the label
-    rows = ((table[:, :-1] - np.array(_CENTRE)) / np.array(_SCALE)).astype(np.float32)
+    deviations = (table[:, :-1] - np.array(_CENTRE)) / np.array(_SCALE)
+    rows = (np.clip(deviations / 2, -1.0, 1.0) / np.sqrt(len(_SCALE))).astype(np.float32)
     labels = table[:, -1].astype(np.int64)
     whole = with_test_part("breast_cancer", rows, labels, num_classes=2)
     return replace(whole, class_names=("malignant", "benign"))

@@ -173,7 +173,10 @@ def _over_spending(groups: Sequence[Group], looks: Sequence[int]) -> list[Chart 
     ]
     charts = [
         _over_epsilon("accuracy_epsilon", groups, looks, _accuracy),
-        _over_epsilon("r2_epsilon", groups, looks, _of_public("r2")),
+        *(
+            _over_epsilon(f"{name}_epsilon", groups, looks, _judged_by(name))
+            for name in ("auc", "r2")
+        ),
         _over_epsilon("loss_epsilon", groups, looks, _loss),
         _chart("epsilon", WORDS["axis.round"], curves, line=budget),
     ]
@@ -200,6 +203,10 @@ def _loss(point: Round) -> float | None:
 
 def _epsilon(point: Round) -> float | None:
     return point.epsilon
+
+
+def _judged_by(name: str) -> Callable[[Round], float | None]:
+    return lambda point: point.score.value if point.score.name == name else None
 
 
 def _of_public(name: str) -> Callable[[Round], float | None]:

@@ -199,7 +199,7 @@ def _caption(key: str, runs: Sequence[FoundRun]) -> str:
 
 
 def _heading(name: str, runs: Sequence[FoundRun]) -> str:
-    if name not in ("accuracy", "r2", "loss"):
+    if name not in ("accuracy", "auc", "r2", "loss"):
         return WORDS[f"compare.{name}"]
     rows = dict.fromkeys(WORDS[f"score.{run.card.score.measured_on}"] for run in runs)
     return WORDS["score.on"].format(value=WORDS[f"compare.{name}"], rows=", ".join(rows))
@@ -211,8 +211,9 @@ def _metric_names(groups: Sequence[Group], score: str) -> list[str]:
 
 
 def _score_of(runs: Sequence[FoundRun]) -> str:
-    """Name of the runs' score: R2 if all predict numbers, else accuracy."""
-    return "r2" if {run.card.score.name for run in runs} == {"r2"} else "accuracy"
+    """Name of the runs' score, if all have the same; else accuracy."""
+    names = {run.card.score.name for run in runs}
+    return names.pop() if len(names) == 1 else "accuracy"
 
 
 def _value_of(run: FoundRun, score: str) -> float | None:

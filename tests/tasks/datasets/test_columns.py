@@ -1,44 +1,86 @@
-"""Rows of tables: fixed lists of categories and fixed constants, nothing fitted."""
+"""Columns of a table: public facts encode them into the unit ball, and nothing is fitted."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets.columns import Number, encoded_rows, width
+from fl_dp.tasks.datasets.columns import (
+    Cells,
+    Column,
+    coordinate_names,
+    encoded_rows,
+    encoding_of,
+    width,
+)
+from fl_dp.tasks.datasets.forms import DataFormat
 
-COLUMNS: dict[str, Number | tuple[str, ...]] = {
-    "age": Number(centre=40, scale=10),
-    "job": ("?", "clerk", "smith"),
-    "income": Number(logarithm=True),
-}
-ROWS = [
-    {"age": "50", "job": "smith", "income": "0", "name": "left out"},
-    {"age": "25.5", "job": "?", "income": "99"},
-]
-
-
-def test_numbers_are_scaled_and_categories_become_one_hot() -> None:
-    encoded = encoded_rows(ROWS, COLUMNS)
-    assert encoded.dtype == np.float32
-    expected = [[1, 0, 0, 1, 0], [-1.45, 1, 0, 0, np.log(100)]]
-    np.testing.assert_allclose(encoded, expected, rtol=1e-6)
-    assert width(COLUMNS) == 5
-
-
-def test_a_row_s_numbers_do_not_depend_on_the_other_rows() -> None:
-    np.testing.assert_array_equal(encoded_rows(ROWS[:1], COLUMNS), encoded_rows(ROWS, COLUMNS)[:1])
-
-
-def test_no_rows_make_an_empty_table() -> None:
-    assert encoded_rows([], COLUMNS).shape == (0, 5)
+NAN = float("nan")
+AGE = Column(kind="integer", range=(0.0, 100.0), missing=("-999", "unknown"))
+JOB = Column(kind="category", categories=("None", "clerk", "1"), missing=())
+DOSE = Column(kind="number", range=(-1.0, 3.0))
+SMOKES = Column(kind="truth", missing=("*",))
 
 
 @pytest.mark.parametrize(
-    "change", [{"job": "baker"}, {"age": "old"}, {"age": "nan"}, {"age": "inf"}, {"income": None}]
+    ("column", "cells", "expected"),
+    [
+        (DOSE, ["1", "-1", "2.0", "99"], [[0.0], [-1.0], [0.5], [1.0]]),
+        (DOSE, ["", "nan", "inf", "high", "1_0", None], [[NAN]] * 6),
+        (AGE, ["75", "-999", "-999.0", "unknown", ""], [[0.5, 0], [0, 1], [0, 1], [0, 1], [0, 1]]),
+        (AGE, ["7.5", "old", None], [[NAN, 0]] * 3),
+        (JOB, ["None", "1.0", "", "NA"], [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1]]),
+        (JOB, ["baker", None], [[NAN, NAN, NAN, 0]] * 2),
+        (SMOKES, ["true", "0", "sometimes", "2"], [[1, 0], [-1, 0], [0, 1], [0, 1]]),
+    ],
 )
-def test_a_cell_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        encoded_rows([ROWS[0] | change], COLUMNS)
+def test_a_cell_becomes_numbers_by_its_column_s_facts_alone(
+    column: Column, cells: list[str | None], expected: list[list[float]]
+) -> None:
+    np.testing.assert_array_equal(column.coordinates(cells), expected)
+    assert column.width == len(expected[0])
+    assert Column.of_text(column.text) == column
+
+
+def test_every_row_is_in_the_unit_ball_and_depends_on_no_other() -> None:
+    texts = [
+        ["-5", "100", "-999", "200"],
+        ["clerk", "", "1", "None"],
+        ["3", "-8", "1e9", "-1"],
+        ["true", "?", "false", ""],
+    ]
+    columns = [AGE, JOB, DOSE, SMOKES]
+    x = encoded_rows(columns, [Cells.of(column) for column in texts])
+    assert x.shape == (4, width(columns)) == (4, 9)
+    norms = np.linalg.norm(x, axis=1)
+    assert norms.max() <= 1.0 + 1e-12
+    assert norms[[0, 1]] == pytest.approx(1.0)  # each column is as long as it may be
+    alone = encoded_rows(columns, [Cells.of(column[2:3]) for column in texts])
+    np.testing.assert_array_equal(alone, x[2:3])
+    assert len(coordinate_names(["age", "job", "dose", "smokes"], columns)) == 9
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"kind": "integer"}, "its range is blank: write what is publicly known"),
+        ({"kind": "category"}, "its categories are blank"),
+        ({"kind": "text"}, "kind must be number, integer, truth, category, got 'text'"),
+        ({"kind": "number", "range": (1.0, 1.0)}, "range must be two numbers that rise"),
+        ({"kind": "category", "categories": ("1", "1.0")}, "categories must be two or more, each"),
+        ({"kind": "number", "range": (0.0, 1.0), "categories": ("a", "b")}, "and no categories"),
+    ],
+)
+def test_facts_that_are_blank_or_contradict_each_other_are_refused(
+    facts: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Column(**facts)  # type: ignore[arg-type]  # as a file may hold them
+
+
+def test_columns_are_all_described_or_none_is() -> None:
+    some = DataFormat(columns=("age", "dose"), types=(AGE.text, "number"))
+    with pytest.raises(ValueError, match="describe all of them"):
+        encoding_of(some)
+    assert encoding_of(DataFormat(columns=("age",), types=("integer",))) is None
+    assert encoding_of(DataFormat(columns=("age",), types=(AGE.text,))) == (AGE,)

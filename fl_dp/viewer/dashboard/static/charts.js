@@ -6,10 +6,12 @@ export const ROUND = 0, SCORE = 1, LOSS = 2, EPSILON = 3, CLIPPING = 4, NOISE = 
 
 const KINDS = {
   accuracy: { x: ROUND, y: SCORE, format: percent },
+  auc: { x: ROUND, y: SCORE, format: number },
   r2: { x: ROUND, y: SCORE, format: number },
   loss: { x: ROUND, y: LOSS, format: number },
   epsilon: { x: ROUND, y: EPSILON, format: bound },
   "accuracy-epsilon": { x: EPSILON, y: SCORE, format: percent },
+  "auc-epsilon": { x: EPSILON, y: SCORE, format: number },
   "r2-epsilon": { x: EPSILON, y: SCORE, format: number },
   noise: { x: ROUND, y: NOISE, format: number },
   clipping: { x: ROUND, y: CLIPPING, format: number },

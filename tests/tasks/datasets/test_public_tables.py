@@ -1,4 +1,4 @@
-"""The Adult loader, on a few rows in the files' own format."""
+"""Public tables, on a few rows in their files' own format."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
-from fl_dp.tasks.datasets.adult import COLUMNS, load_adult, parse_adult
-from fl_dp.tasks.datasets.columns import width
+from fl_dp.tasks.datasets.columns import encoding_of, width
+from fl_dp.tasks.datasets.public_tables import adult_rows, encoded_part, load_adult, schema_of
 
 TRAIN = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
@@ -37,9 +38,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def parse(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    return encoded_part("adult", adult_rows(text))
+
+
 def column(name: str) -> int:
     """Return where a column's numbers begin."""
-    return sum(width({key: COLUMNS[key]}) for key in list(COLUMNS)[: list(COLUMNS).index(name)])
+    before = (schema_of("adult").columns or ()).index(name)
+    return width((encoding_of(schema_of("adult")) or ())[:before])
 
 
 def test_both_files_load_with_their_own_split(folder: Path) -> None:
@@ -50,25 +56,32 @@ def test_both_files_load_with_their_own_split(folder: Path) -> None:
     assert adult.num_classes == 2
 
 
-def test_numbers_and_categories_stand_where_the_description_says() -> None:
-    rows, _ = parse_adult(TRAIN)
-    np.testing.assert_allclose(rows[0, column("age")], -1 / 15, rtol=1e-5)
-    np.testing.assert_allclose(rows[0, column("capital-gain")], 0.2174, rtol=1e-5)
-    np.testing.assert_allclose(rows[1, column("capital-loss")], 1.902, rtol=1e-5)
+def test_numbers_and_categories_stand_where_the_schema_says_in_the_unit_ball() -> None:
+    x, _ = parse(TRAIN)
+    rows = x * np.sqrt(13)
+    np.testing.assert_allclose(rows[0, column("age")], 2 * 22 / 73 - 1, rtol=1e-5)
+    np.testing.assert_allclose(rows[0, column("capital-gain")], 2 * 0.1087 - 1, rtol=1e-5)
+    np.testing.assert_allclose(rows[1, column("capital-loss")], 2 * 0.4755 - 1, rtol=1e-5)
     # Seven columns of categories, one 1 each.
-    numbers = [column(name) for name in COLUMNS if width({name: COLUMNS[name]}) == 1]
-    assert np.delete(rows, numbers, 1).sum(axis=1).tolist() == [7, 7]
+    encoding = encoding_of(schema_of("adult")) or ()
+    numbers = [
+        column(name)
+        for name, one in zip(schema_of("adult").columns or (), encoding, strict=True)
+        if one.range
+    ]
+    np.testing.assert_allclose(np.delete(rows, numbers, 1).sum(axis=1), [7, 7], rtol=1e-6)
+    assert np.linalg.norm(x, axis=1).max() <= 1.0
 
 
 def test_an_unknown_value_is_a_category_of_its_own() -> None:
-    rows, _ = parse_adult(TRAIN)
+    rows, _ = parse(TRAIN)
     for name in ("workclass", "occupation", "native-country"):
-        assert rows[:, column(name)].tolist() == [0, 1]
+        assert rows[:, column(name)].astype(bool).tolist() == [0, 1]
 
 
 def test_a_label_may_end_with_a_full_stop() -> None:
-    assert parse_adult(TEST)[1].tolist() == [0]
-    assert parse_adult(TEST.replace("<=50K.", ">50K."))[1].tolist() == [1]
+    assert parse(TEST)[1].tolist() == [0]
+    assert parse(TEST.replace("<=50K.", ">50K."))[1].tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -82,4 +95,4 @@ def test_a_label_may_end_with_a_full_stop() -> None:
 )
 def test_a_row_that_can_not_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        parse_adult(text)
+        parse(text)
