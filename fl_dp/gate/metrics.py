@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,6 @@ def numbers_in(reply: Message, names: Sequence[str]) -> dict[str, float]:
         return {}
     if reply.has_error():
         raise ValueError("the app replied with an error")
-    if not names:
-        return {}
     _, record = only_record(reply.content.metric_records, "MetricRecord")
     numbers = {name: number_in(record, name) for name in names}
     return {name: number for name, number in numbers.items() if not math.isnan(number)}
