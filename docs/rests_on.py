@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python docs/rests_on.py
 
 writes docs/rests_on.md. A small training of each kind runs in a process of its own, from the plan
-to its statement. The page lists each file of the library in which a function is called meanwhile.
-Calls while a file is imported do not count.
+to its statement, by its loop alone (`promised`). The page lists each file of the library in which a
+function is called meanwhile. Calls while a file is imported do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from fixed_draws import fix_draws
-from kind_trainings import PLANS, stated
+from kind_trainings import PLANS, promised
 from owned_clock import answer_at_once
 from pytest import MonkeyPatch
 
@@ -115,7 +115,7 @@ def _train(kind: str, folder: Path, calls: Path) -> None:
     with MonkeyPatch.context() as patch:
         answer_at_once(patch)  # nodes of secure sums wait for their slots otherwise
         _write_calls(os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-        stated(PLANS[kind](), folder)
+        promised(PLANS[kind](), folder)
 
 
 # --- The page -------------------------------------------------------------------------------------

@@ -5,16 +5,16 @@ They may know Flower and the promise; of the clients only what is in `fl_dp.prot
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
+from .buffered_loop import BufferedLoop
 from .checkpoint import Checkpoint
-from .compatibility import UnfitModel
+from .compatibility import check_together
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
-from .dp_fedbuff import BufferedLoop, DPFedBuff
+from .dp_fedbuff import DPFedBuff
 from .federation_statistics import AskOptions, ask_federation, evaluate_federation
-from .joint_checks import check_together
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
+from .node_answers import RehearsalFailed
 from .private_loop import PrivateLoop
-from .rehearsal import RehearsalFailed
 from .selection import (
     BufferedSelection,
     Draw,
@@ -23,6 +23,7 @@ from .selection import (
     PublicSelection,
     Selection,
 )
+from .unfit_model import UnfitModel
 from .unit_roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .unprotected_fedavg import UnprotectedFedAvg
 from .utility_selection import ExponentialSelection

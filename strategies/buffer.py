@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from fl_dp import clock
 from fl_dp.ledger import PrivacyLedger
 
+from .log import Log
 from .message_exchange import BATCH, SHORTEST_PAUSE, batches, longer
 from .modes import BufferedMode
 from .open_round import OpenRound
 from .participations import Participations
-from .run_log import RunLog
 from .selection import BufferedSelection, Observation
 from .training_progress import Progress
 from .unit_roster import Unit
@@ -65,7 +65,7 @@ class OpenBuffer(OpenRound):
         """An answer's public weight in this release."""
         return self.selection.weight(self.index - request.index)
 
-    def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
+    def _admitted(self, replies: Iterable[Message], log: Log) -> Iterator[Message]:
         for reply in replies:
             request = self.arrived.get(reply.metadata.reply_to_message_id)
             if request is None:
@@ -104,7 +104,7 @@ class Buffer:
     ledger: PrivacyLedger
     participations: Participations
     progress: Progress
-    log: RunLog
+    log: Log
     _under_way: dict[str, AnswerRequest] = field(default_factory=dict, init=False)
     _waiting: deque[tuple[AnswerRequest, Message | None]] = field(default_factory=deque, init=False)
 

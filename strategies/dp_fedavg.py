@@ -42,6 +42,7 @@ from fl_dp.arguments import (
     require_known,
     with_read_arguments,
 )
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import Population, PrivacyLedger
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
@@ -54,14 +55,15 @@ from fl_dp.statistics import NoiseChoice
 from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
-from .compatibility import require_ledger_of, require_loop_of, selection_for
-from .joint_checks import check_together
+from .companions import Companions
+from .contributions import ContributionCheck
+from .preparation import PrivateRehearsal
 from .private_loop import PrivateLoop
-from .round_evaluation import evaluation_of, releases_of
+from .round_evaluation import ChargedEvaluation, evaluation_of, releases_of
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
-from .run_log import log_promise
-from .selection import LawSelection, Selection
+from .run_log import RunLog, log_promise
+from .selection import LawSelection, Selection, selection_of
 from .server_optimizer import refuse_unfit
 
 _Arguments = ParamSpec("_Arguments")
@@ -171,31 +173,17 @@ class DPFedAvg(RoundStrategy):
                 go with the plan.
             TypeError: If the inner strategy can't work on a private mean.
         """
-        require_ledger_of(plan, ledger)
-        require_loop_of(plan, buffers=self.loop_class.buffers)
-        rng = rng if rng is not None else SecureRandom()
-        ledger.require_known(rng)
-        selection = selection_for(plan, selection)
-        compression = compression if compression is not None else Compression()
-        check_together(
-            plan,
-            selection,
-            weight_cap=weight_cap,
-            dp_sgd=record_plan is not None,
-            compression=compression,
-            roster_may_grow=roster_may_grow,
-        )
-        measured = evaluation_of(evaluation, plan, strategy, dp_sgd=record_plan is not None)
-        super().__init__(strategy, evaluates=measured is not None)
+        self._evaluation = evaluation_of(evaluation, plan, strategy, dp_sgd=record_plan is not None)
+        super().__init__(strategy, evaluates=self._evaluation is not None)
         options = LoopOptions(
-            selection=selection,
+            selection=selection if selection is not None else selection_of(plan.sampling),
             weight_cap=weight_cap,
             window=window,
             roster_timeout=roster_timeout,
-            rng=rng,
+            rng=rng if rng is not None else SecureRandom(),
             after_round=after_round,
             record_plan=record_plan,
-            compression=compression,
+            compression=compression if compression is not None else Compression(),
         )
         self.loop = self.loop_class(
             self.optimizer,
@@ -205,7 +193,37 @@ class DPFedAvg(RoundStrategy):
             roster_may_grow=roster_may_grow,
             secure_roster=secure_roster,
             owners=owners,
-            evaluation=measured,
+            companions=self._companions(plan, ledger, options),
+        )
+
+    def _companions(self, plan: Plan, ledger: PrivacyLedger, options: LoopOptions) -> Companions:
+        """What stands around the rounds: log, rehearsal, evaluation, and a count of who answers."""
+        # Delta, unit, neighbours and adversary stand above the rounds.
+        log = RunLog(
+            lambda: f", epsilon {Guarantee.of(plan, spent=ledger.running_epsilon()).numbers}"
+        )
+        evaluate: ChargedEvaluation | None = None
+        if self._evaluation is not None:
+            evaluate = ChargedEvaluation(
+                evaluation=self._evaluation,
+                optimizer=self.optimizer,
+                ledger=ledger,
+                rng=options.rng,
+                log=log,
+            )
+        return Companions(
+            log=log,
+            preparation=PrivateRehearsal(
+                plan=plan,
+                optimizer=self.optimizer,
+                options=options,
+                log=log,
+                evaluation=evaluate,
+            ),
+            evaluate=evaluate,
+            contribution_check=(
+                ContributionCheck(plan) if plan.release.contribution_check else None
+            ),
         )
 
     @classmethod
@@ -344,8 +362,7 @@ class DPFedAvg(RoundStrategy):
     def summary(self) -> None:
         """Log what will be released and at what price."""
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
-        evaluation = self.loop.evaluation
-        price = None if evaluation is None else evaluation.price()
+        price = None if self._evaluation is None else self._evaluation.price()
         log_promise(self.plan, self.ledger, self.record_plan, price)
 
 

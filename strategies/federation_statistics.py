@@ -37,6 +37,7 @@ from fl_dp.statistics import (
 )
 
 from .charged_sum import charged_sum
+from .log import Log
 from .message_exchange import Federation
 from .question import CONFIG, Question
 from .run_log import RunLog
@@ -219,7 +220,7 @@ def charged_answer(
     *,
     nodes: Sequence[int],
     rng: SecureRandom,
-    log: RunLog,
+    log: Log,
 ) -> Answer:
     """Reserve the events of the question's choice, ask `nodes`, and release one private answer.
 

@@ -21,7 +21,7 @@ from fl_dp import clock
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import OwnGrid, simulates_nodes
 
-from .run_log import RunLog
+from .log import Log
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -191,9 +191,7 @@ def _was_under_way(message_id: str, under_way: dict[str, int | None]) -> bool:
     return True
 
 
-def one_of_each(
-    replies: Iterable[Message], nodes: Container[int], log: RunLog
-) -> Iterator[Message]:
+def one_of_each(replies: Iterable[Message], nodes: Container[int], log: Log) -> Iterator[Message]:
     """Yield every error reply, and at most one other per asked node."""
     answered: set[int] = set()
     for reply in replies:

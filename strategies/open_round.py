@@ -25,12 +25,11 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.batch_norm import with_sound_variances
 
+from .companions import Optimizer
+from .log import Log
 from .message_exchange import one_of_each
 from .modes import Ask, Cohort, Mode, Released
-from .rehearsal import meaning_of
-from .run_log import RunLog
 from .selection import Draw, Observation, Selection
-from .server_optimizer import ServerOptimizer
 from .unit_roster import Unit
 
 _LARGE = 1 << 22  # parameters of a model whose replies must not pile up
@@ -129,7 +128,7 @@ class OpenRound:
             group_id=str(self.draft.draw.server_round),
         )
 
-    def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> Answered:
+    def collect(self, replies: Iterable[Message], selection: Selection, log: Log) -> Answered:
         """Fold replies into the mode one by one, at most one per node of the cohort.
 
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
@@ -140,12 +139,13 @@ class OpenRound:
         """
         answered = Answered()
         for reply in self._admitted(replies, log):
-            if reply.metadata.src_node_id in self.cohort:  # else Flower answers for one
+            asked = reply.metadata.src_node_id in self.cohort  # else Flower answers for one
+            if asked:
                 answered.note_enforcement(reply)
             failure = take_failure(reply) if self.draft.simulated else None
             if reply.has_error():
                 answered.note(failure, worked=False)
-                self._log_failure(reply, log)
+                log.failed(reply, asked=asked)
                 self.mode.failed(reply.metadata.src_node_id, reply.error)
                 continue
             try:
@@ -179,15 +179,7 @@ class OpenRound:
             )
         return answered
 
-    def _log_failure(self, reply: Message, log: RunLog) -> None:
-        """Log the node and the meaning of its error, once per kind."""
-        meaning, node = meaning_of(reply.error), reply.metadata.src_node_id
-        cause = "" if meaning is None else f" ({meaning.text})"
-        at = f" at node {node}" if node in self.cohort else ""  # else Flower answers for one
-        kind = f"a client failed{cause}"
-        log.warn_once(f"a client failed{at}{cause}; a failed client contributes zero", kind=kind)
-
-    def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
+    def _admitted(self, replies: Iterable[Message], log: Log) -> Iterator[Message]:
         """Yield every error reply, and others that may contribute."""
         return one_of_each(replies, self.cohort, log)
 
@@ -197,7 +189,7 @@ class OpenRound:
         return self.mode.fold(reply.content, units, server_round=self.draft.draw.server_round)
 
     def next_model(
-        self, released: Released, optimizer: ServerOptimizer
+        self, released: Released, optimizer: Optimizer
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """The server optimizer's next model, from the released mean, and its metrics."""
         draft = self.draft

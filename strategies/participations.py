@@ -13,7 +13,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.option_errors import OptionError
 
 from .message_exchange import ATTEMPTS
-from .rehearsal import Answers, named
+from .node_answers import Answers, named
 from .unit_roster import RosterIncomplete, Unit
 
 logger = logging.getLogger("flwr.fl_dp")

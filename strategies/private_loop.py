@@ -14,49 +14,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyBudgetExhausted
-from fl_dp.codec import encode_text
 from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.mechanisms.noise_stream import Sample
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
-from fl_dp.plan.noise_left import noise_left
 from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.introduction import Ability
-from fl_dp.protocol.message_keys import INSTRUCTION_KEY, ROUNDS_KEY
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import VectorLayout
 
 from .checkpoint import Checkpoint
+from .companions import Beginning, Companions, Optimizer
 from .compatibility import (
-    float64_error_of,
-    require_memory,
-    require_no_running_statistics,
+    check_together,
+    require_ledger_of,
+    require_loop_of,
+    require_selection_of,
     require_trainable,
 )
-from .contributions import ContributionCheck
-from .federation_statistics import charged_answer
-from .message_exchange import Federation, patience
+from .message_exchange import patience
 from .modes import Mode, Released, RoundFailed
 from .modes.by_plan import mode_class_of
 from .modes.planned import ChargedRound
+from .node_answers import RehearsalFailed
 from .open_round import Answered, RoundDraft
 from .participations import Participations
-from .question import Question
-from .rehearsal import RehearsalFailed, require_gates_at_all_or_none
-from .round_evaluation import RoundEvaluation, answer_in_words
 from .round_loop import LoopOptions, RoundLoop, Start
-from .secure import SecureSums, secure_sums_of
-from .server_optimizer import ServerOptimizer
+from .secure import secure_sums_of
 from .unit_roster import Unit, UnitRoster, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -77,23 +70,41 @@ class PrivateLoop(RoundLoop):
 
     def __init__(
         self,
-        optimizer: ServerOptimizer,
+        optimizer: Optimizer,
         options: LoopOptions,
         *,
         plan: Plan,
         ledger: PrivacyLedger,
-        roster_may_grow: bool,
-        secure_roster: SecureRoster | None,
-        owners: Mapping[str, float] | None,
-        evaluation: RoundEvaluation | None,
+        roster_may_grow: bool = False,
+        secure_roster: SecureRoster | None = None,
+        owners: Mapping[str, float] | None = None,
+        companions: Companions | None = None,
     ) -> None:
-        """Prepare; `DPFedAvg` describes the options."""
+        """Prepare; `DPFedAvg` describes the options.
+
+        Raises:
+            ValueError: If plan, ledger and selection do not belong together, or an option does not
+                go with the plan.
+        """
+        require_ledger_of(plan, ledger)
+        require_loop_of(plan, buffers=self.buffers)
+        ledger.require_known(options.rng)
+        require_selection_of(plan, options.selection)
+        check_together(
+            plan,
+            options.selection,
+            weight_cap=options.weight_cap,
+            dp_sgd=options.record_plan is not None,
+            compression=options.compression,
+            roster_may_grow=roster_may_grow,
+        )
         self.noise_stream: NoiseStream = WhiteStream()
         if plan.coefficients is not None:
             self.noise_stream = BandedStream(plan.coefficients)
         super().__init__(
             optimizer,
             options,
+            companions=companions,
             roster=UnitRoster(
                 plan.num_clients,
                 hosting=plan.hosting,
@@ -101,15 +112,11 @@ class PrivateLoop(RoundLoop):
                 timeout=options.roster_timeout,
             ),
             participations=Participations(ledger, owners=owners),
-            contribution_check=(
-                ContributionCheck(plan) if plan.release.contribution_check else None
-            ),
             cohorts_are_visible=plan.sampling.visible,
             trained=plan.trained,
         )
         self.plan = plan
         self.ledger = ledger
-        self.evaluation = evaluation
         self.owns_ledger = False
         self._reservation: Reservation
         self._mode_class = mode_class_of(plan)
@@ -130,9 +137,6 @@ class PrivateLoop(RoundLoop):
         plan = self.plan
         self.noise_stream.cut()
         try:
-            trained = self._layout_of(start.initial_arrays).only_released(start.initial_arrays)
-            require_no_running_statistics(trained)
-            require_memory(trained)
             if start.num_rounds > plan.rounds:
                 raise OptionError(
                     f"{start.num_rounds} rounds were asked for, but the plan's budget pays for "
@@ -222,11 +226,6 @@ class PrivateLoop(RoundLoop):
         return self._mode_class(self.plan, charged)
 
     @property
-    def _metrics(self) -> Sequence[str]:
-        """Names of metrics that the plan releases."""
-        return [metric.name for metric in self.plan.release.metrics]
-
-    @property
     def clipping_norms(self) -> tuple[float, ...]:
         """Clipping norms of the next round."""
         return self._clipping_norms
@@ -275,102 +274,22 @@ class PrivateLoop(RoundLoop):
         if released.clipping_norms is not None:
             self._clipping_norms = released.clipping_norms
 
-    def _question(
-        self, evaluation: RoundEvaluation, content: RecordDict, arrays: ArrayRecord
-    ) -> Question:
-        return evaluation.question(content, arrays, weighted_by=self.optimizer.weight_key)
-
-    def _evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        federation: Federation,
-    ) -> MetricRecord | None:
-        """Charge and release what every client measures. See `RoundLoop._evaluate`."""
-        if self.evaluation is None:
-            return None
-        roster = self._roster.units(federation.grid, self._log)
-        nodes = nodes_of(self._participations.members(roster))
-        model = self._layout_of(arrays).only_released(arrays)
-        content = self.optimizer.instruct_evaluation(server_round, model, config, nodes)
-        if content is None:
-            return None
-        try:
-            answer = charged_answer(
-                federation,
-                self.ledger,
-                f"evaluation of round {server_round}",
-                self._question(self.evaluation, content, arrays),
-                nodes=nodes,
-                rng=self.options.rng,
-                log=self._log,
-            )
-        except PrivacyBudgetExhausted as exhausted:
-            self._log.warn_once(f"a model is not evaluated by clients: {exhausted}")
-            return None
-        metrics = self.evaluation.metrics_of(answer)
-        if metrics is None:
-            self._log.warn_once(
-                "an evaluation is hidden by its noise and left out: it needs more clients that "
-                "reply with every metric and their num-examples, or a larger epsilon"
-            )
-        else:
-            logger.info("\t└──> Evaluation by clients: %s", answer_in_words(answer))
-        return self.optimizer.step_evaluation(server_round, metrics)
-
     @property
     def _stays_spent(self) -> str:
         """See `RoundLoop._stays_spent`."""
         return "; what the rounds so far were charged stays spent"
 
-    def _spent(self) -> str:
-        # Delta, unit, neighbours and adversary stand above the rounds.
-        so_far = Guarantee.of(self.plan, spent=self.ledger.running_epsilon())
-        return f", epsilon {so_far.numbers}"
-
-    def _rehearse(
-        self,
-        federation: Federation,
-        nodes: Sequence[int],
-        model: ArrayRecord,
-        config: ConfigRecord,
-    ) -> None:
-        """Ask for identities, and let nodes make keys. See `RoundLoop._rehearse`."""
-        layout = self._layout_of(model)
-        if warning := float64_error_of(self.plan, layout):
-            self._log.warn_once(warning)
-        noise = noise_left(self.plan, layout.size)
-        logger.info(noise.in_words)
-        if noise.warning is not None:
-            self._log.warn_once(noise.warning)
-        super()._rehearse(federation, nodes, model, config)
-        if self._sums is not None:
-            require_gates_at_all_or_none(self._answers)
-        enforcement = self._answers.enforcement(nodes)
-        if not self.plan.trusts_server and enforcement is not Enforcement.APP:
-            logger.info(
-                "All %d nodes are behind gates, as they say: the promise is %s",
-                len(nodes),
-                enforcement,
-            )
-        if self.evaluation is not None and not self._answers.untried:  # else nobody can tell more
-            question = self._question(self.evaluation, RecordDict({"arrays": model}), model)
-            question.rehearse(federation, nodes, trusts_server=self.plan.trusts_server)
-        if self._sums is not None:
-            self._make_keys(self._sums, federation, nodes)
-
-    def _make_keys(self, sums: SecureSums, federation: Federation, nodes: Sequence[int]) -> None:
-        """Let nodes make their keys for secure sums.
-
-        Raises:
-            RehearsalFailed: If they can't work together; nothing was charged.
-        """
+    def _meet(self, beginning: Beginning) -> None:
+        """Let nodes make keys for secure sums, once they are known. See `RoundLoop._meet`."""
+        super()._meet(beginning)
+        if self._sums is None:
+            return
         assert self.plan.noise is not None  # of a plan with secure sums
+        federation = beginning.federation
         timeout = patience(federation.grid, federation.rehearsal_timeout)
         ask = federation.asking(patient=True)
         try:
-            sums.prepare(nodes, self.plan.noise.shares, ask, timeout=timeout)
+            self._sums.prepare(beginning.nodes, self.plan.noise.shares, ask, timeout=timeout)
         except SecureSumFailed as failed:
             raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
@@ -386,18 +305,6 @@ class PrivateLoop(RoundLoop):
             raise RoundFailed(str(failed)) from failed
         allowed = set(self._sums.allowed(nodes, least))
         return [unit for unit in roster if unit.node in allowed]
-
-    def _needs(self) -> set[Ability]:
-        """Abilities that every client's app needs."""
-        return super()._needs() | self._mode_class.needs(self.plan)
-
-    def _rehearsal_config(self) -> dict[str, str]:
-        """Instructions that an owner may not allow."""
-        config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
-        instruction = self._mode_class.rehearsal_instruction(self.plan, self.options.instruction(1))
-        if instruction is not None:
-            config[INSTRUCTION_KEY] = encode_text(instruction)
-        return config
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check that some unit is below its cap.

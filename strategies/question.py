@@ -16,9 +16,11 @@ from fl_dp.protocol.message_keys import CONTRIBUTION_METRIC
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms
 
+from .error_meanings import meaning_of
+from .log import Log
 from .message_exchange import Federation, one_of_each
-from .rehearsal import Answers, meaning_of, rehearse
-from .run_log import RunLog
+from .node_answers import Answers
+from .rehearsal import rehearse
 
 CONFIG = "config"
 """Name of a question's ConfigRecord."""
@@ -99,7 +101,7 @@ class Question:
         return Message(sent, dst_node_id=node, message_type=self.kind, ttl=timeout)
 
     def answers(
-        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
+        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: Log
     ) -> Iterator[Message]:
         """Yield at most one reply of each asked node; a failed one counts as none.
 
@@ -118,7 +120,7 @@ class Question:
                 log.warn_once(failed if meaning is None else f"{failed} ({meaning.text})")
 
     def vectors(
-        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: RunLog
+        self, grid: Grid, replies: Iterable[Message], nodes: Iterable[int], log: Log
     ) -> Iterator[list[float]]:
         """Yield one vector per unit, out of at most one reply per node."""
         hosted = self.hosting.distinct_units
@@ -135,7 +137,7 @@ class Question:
             for start in range(0, min(len(numbers), most), self.query.dimension):
                 yield numbers[start : start + self.query.dimension]
 
-    def _numbers(self, record: MetricRecord, log: RunLog) -> list[float]:
+    def _numbers(self, record: MetricRecord, log: Log) -> list[float]:
         """A reply's vectors in a row: made by the node, or here of a plain app's evaluation."""
         if CONTRIBUTION_METRIC in record:
             sent = record[CONTRIBUTION_METRIC]

@@ -8,43 +8,33 @@ only their answers will show whether they work.
 
 from __future__ import annotations
 
-import builtins
 import logging
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fl_dp.accounting.budget import Limit
-from fl_dp.promise import Enforcement, weakest
-from fl_dp.protocol.failures import kind_in
-from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
+from fl_dp.promise import Enforcement
+from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.introduction import Ability, NodeIdentity
 from fl_dp.protocol.message_keys import IDENTITY_ACTION, WIRE, WIRE_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import is_floating
 
+from .error_meanings import LEFTOVER_MODS, MOD_ADVICE, meaning_of
 from .message_exchange import Federation, exchange, patience
+from .node_answers import NO_SUCH_QUERY, Answers, RehearsalFailed
 
 logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
 _MOST_LISTED = 5  # nodes that a line of the log names at most
 
-_MOD_ADVICE = (
-    "leave it out of the client app's mods: fl-dp clips and adds the noise, and the mod fails in "
-    "every round without Flower's own wrapper at the server"
-)
 _SAME_MODEL = "start from the arrays of the model that the clients train (initial_arrays)"
-LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
-"""Flower's mods that need a counterpart at the server which fl-dp replaces."""
-
 # By what a training or a question needs of an app, in the order in which it is said.
 _LACKING = {
     Ability.STATISTICS: (
@@ -83,62 +73,6 @@ _LACKING = {
     ),
 }
 
-_OLD_API = (
-    "its client app is made the old way, ClientApp(client_fn=...), which answers no message of "
-    "today's strategies. Write instead: from fl_dp.clients import numpy_client_app; "
-    "app = numpy_client_app(client_fn)"
-)
-_OLD_API_OR_MOD = (
-    "its client app reads the messages of Flower's older API. If it is made by "
-    "ClientApp(client_fn=...), write instead: from fl_dp.clients import numpy_client_app; "
-    "app = numpy_client_app(client_fn). If it has fixedclipping_mod or adaptiveclipping_mod from "
-    f"flwr.client.mod, {_MOD_ADVICE}"
-)
-
-
-class Meaning(NamedTuple):
-    """An error reply in the server's words, and whether every round would end in it."""
-
-    text: str
-    lasting: bool = True
-
-
-_REFUSED_SUMS = {
-    "stale": "it has answered that sum, or a later one",
-    "terms": "its terms are not what the node was sent, or contradict themselves",
-    "directory": "it has not taken this run's keys: an earlier line, or its log, says why",
-    "policy": "its owner does not allow such a sum",
-    "view": "members were told of other repliers",
-    "thin": "too few neighbours replied",
-    "quorum": "too few members have seen the same repliers",
-    "budget": "its own budget is exhausted",
-    "late": "its work was not done in time or ended its process, and it takes no further part",
-    "busy": "it still works on an earlier message, and can be asked again",
-}
-# A pattern of an error's reason and its meaning: the reason itself may hold data and stays here.
-_KNOWN_REASONS = (
-    (r"Invalid message type: query", Meaning(_OLD_API)),
-    (r"fitins\.parameters", Meaning(_OLD_API_OR_MOD)),
-    (r"No evaluate function registered", Meaning("its client app has no @app.evaluate()")),
-    (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
-    *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
-    (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
-    (r"^StorageUnavailable$", Meaning("this node can't answer, its log says why", lasting=False)),
-    (r"^LedgerCorrupted$", Meaning("its ledger is not as it wrote it, see its log")),
-    (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
-    *(
-        (rf"^Refused {code}$", Meaning(f"it refused a secure sum: {text}", lasting=False))
-        for code, text in _REFUSED_SUMS.items()
-    ),
-)
-_KNOWN_CODES = {
-    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: Meaning("its client app can't be loaded, see its log"),
-    ErrorCode.NODE_UNAVAILABLE: Meaning("the node is gone", lasting=False),
-    ErrorCode.MESSAGE_UNAVAILABLE: Meaning("the message was no longer there", lasting=False),
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: Meaning("its reply was too late", lasting=False),
-    ErrorCode.CLIENT_APP_CRASHED: Meaning("its process ended", lasting=False),
-    ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
-}
 _EXHAUSTED = {
     Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (dp-max-epsilon) "
     "has no room for a round, and it contributes nothing until its owner allows more",
@@ -147,90 +81,7 @@ _EXHAUSTED = {
     Limit.NEIGHBOURS: "the node's data were charged for neighbours at half this plan's distance: "
     "plan for zero-out or add-or-remove-one",
 }
-_NO_SUCH_QUERY = "No query function registered"
 _ENGINE_HEADING = "An exception was raised when processing a message"  # its text follows
-_ENGINE_REASON = "<class 'ray."
-_BY_RAY = r"^<class 'ray\.exceptions\.RayTaskError"
-_RAISED = (
-    re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)"),
-    # Flower's simulation engine hands on what Ray says: the app's own exception comes first.
-    re.compile(rf"(?s){_BY_RAY}.*?\n([A-Za-z]\w*)(?::[^\n]*)?\n\nThe above exception was"),
-    re.compile(rf"{_BY_RAY}\(([A-Za-z]\w*)\)"),
-)
-
-
-class RehearsalFailed(RuntimeError):
-    """A node will be unable to contribute; nothing was charged."""
-
-
-def meaning_of(error: Error) -> Meaning | None:
-    """An error reply's meaning, in the server's own words; None if unknown.
-
-    The reason comes from the node and can hold data: it is matched, and never passed on.
-    """
-    reason = error.reason or ""
-    if not reason.startswith(_ENGINE_REASON):
-        reason = kind_in(reason)  # what follows is a traceback of a simulated node
-    for pattern, meaning in _KNOWN_REASONS:
-        if re.search(pattern, reason):
-            return meaning
-    if error.code in _KNOWN_CODES:
-        return _KNOWN_CODES[error.code]
-    for raised in filter(None, (pattern.match(reason) for pattern in _RAISED)):
-        if isinstance(getattr(builtins, raised[1], None), type):
-            return Meaning(f"its client app raised {raised[1]}", lasting=False)
-    return None
-
-
-@dataclass(kw_only=True)
-class Answers:
-    """Nodes' answers to the identity query, and the nodes that gave none.
-
-    Attributes:
-        timeout: Seconds that were waited.
-        round_timeout: Seconds for which a round, or a statistic, will wait.
-        simulated: Whether no node is real, so that a failure may be logged whole.
-    """
-
-    asked: list[int] = field(default_factory=list)
-    identities: dict[int, NodeIdentity] = field(default_factory=dict)
-    errors: dict[int, Error] = field(default_factory=dict)
-    timeout: float = 0.0
-    round_timeout: float = math.inf
-    simulated: bool = False
-
-    @property
-    def silent(self) -> list[int]:
-        """Nodes that did not answer."""
-        answered = self.identities.keys() | self.errors.keys()
-        return [node for node in self.asked if node not in answered]
-
-    @property
-    def unable(self) -> list[int]:
-        """Nodes whose app does not know the question: plain Flower clients."""
-        return [
-            node for node, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")
-        ]
-
-    @property
-    def untried(self) -> bool:
-        """Whether no app knew the question: the first round is the rehearsal."""
-        return bool(self.unable) and not self.identities
-
-    def enforcement(self, nodes: Iterable[int]) -> Enforcement:
-        """The weakest enforcement that these nodes report of themselves."""
-        return weakest(self.enforcements(nodes))
-
-    def enforcements(self, nodes: Iterable[int]) -> set[Enforcement]:
-        """Each enforcement that these nodes report of themselves."""
-        silent = NodeIdentity()
-        return {self.identities.get(node, silent).enforcement for node in nodes}
-
-    def called(self, node: int) -> str:
-        """A node's label in messages: its name, else its id."""
-        identity = self.identities.get(node, NodeIdentity())
-        label = f"node '{identity.name}'" if identity.name else f"node {node}"
-        return f"{label} ({identity.app})" if identity.app else label
 
 
 def rehearse(
@@ -314,7 +165,7 @@ def _unknown_question_unlogged() -> Iterator[None]:
 
     def is_relevant(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        return _NO_SUCH_QUERY not in text and not text.startswith(_ENGINE_HEADING)
+        return NO_SUCH_QUERY not in text and not text.startswith(_ENGINE_HEADING)
 
     flower.addFilter(is_relevant)
     try:
@@ -532,7 +383,7 @@ def _require_abilities(
 def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> None:
     for mod in identity.mods:
         if mod in LEFTOVER_MODS:
-            raise RehearsalFailed(f"{node} can't take part: it has {mod}; {_MOD_ADVICE}")
+            raise RehearsalFailed(f"{node} can't take part: it has {mod}; {MOD_ADVICE}")
     if identity.failed:
         raise RehearsalFailed(
             f"{node} can't make its model: its arrays_fn failed ({identity.failed}), see its log"
@@ -593,8 +444,3 @@ def _listed(answers: Answers, nodes: Sequence[int]) -> str:
     more = f" and {len(nodes) - _MOST_LISTED} more" if len(nodes) > _MOST_LISTED else ""
     listed = ", ".join(answers.called(node) for node in nodes[:_MOST_LISTED])
     return f"{listed[:1].upper()}{listed[1:]}{more}"
-
-
-def named(answers: Answers) -> Mapping[int, str]:
-    """Name of each node that told one."""
-    return {node: identity.name for node, identity in answers.identities.items() if identity.name}

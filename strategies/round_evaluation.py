@@ -7,23 +7,32 @@ A Flower app's `@app.evaluate()` stays as it is: the server, which clients trust
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fl_dp.accounting import freeze
+from fl_dp.accounting import PrivacyBudgetExhausted, freeze
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.codec import encode_text
 from fl_dp.guarantee import Guarantee
-from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism, SecureRandom
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import Plan
 from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 from fl_dp.statistics import Answer, Evaluation, NoiseChoice
 
+from .federation_statistics import charged_answer
+from .log import Log
+from .message_exchange import Federation
 from .question import CONFIG, Question
+from .server_optimizer import ServerOptimizer
+
+logger = logging.getLogger("flwr.fl_dp")
 
 
 def releases_of(evaluation: NoiseChoice | None, rounds: int) -> FrozenHistory:
@@ -163,7 +172,62 @@ def evaluation_of(
     return RoundEvaluation(choice=choice, plan=plan)
 
 
-def answer_in_words(answer: Answer) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ChargedEvaluation:
+    """A strategy's evaluation of its rounds: what every client measures, charged and released."""
+
+    evaluation: RoundEvaluation
+    optimizer: ServerOptimizer
+    ledger: PrivacyLedger
+    rng: SecureRandom
+    log: Log
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the released metrics."""
+        return self.evaluation.query.names
+
+    def question(self, content: RecordDict, model: ArrayRecord) -> Question:
+        """The question that carries the strategy's message. See `RoundEvaluation.question`."""
+        return self.evaluation.question(content, model, weighted_by=self.optimizer.weight_key)
+
+    def __call__(
+        self,
+        server_round: int,
+        model: ArrayRecord,
+        config: ConfigRecord,
+        federation: Federation,
+        nodes: Sequence[int],
+    ) -> MetricRecord | None:
+        """Ask nodes, and hand the private means to the strategy. See `Evaluate`."""
+        content = self.optimizer.instruct_evaluation(server_round, model, config, nodes)
+        if content is None:
+            return None
+        try:
+            answer = charged_answer(
+                federation,
+                self.ledger,
+                f"evaluation of round {server_round}",
+                self.question(content, model),
+                nodes=nodes,
+                rng=self.rng,
+                log=self.log,
+            )
+        except PrivacyBudgetExhausted as exhausted:
+            self.log.warn_once(f"a model is not evaluated by clients: {exhausted}")
+            return None
+        metrics = self.evaluation.metrics_of(answer)
+        if metrics is None:
+            self.log.warn_once(
+                "an evaluation is hidden by its noise and left out: it needs more clients that "
+                "reply with every metric and their num-examples, or a larger epsilon"
+            )
+        else:
+            logger.info("\t└──> Evaluation by clients: %s", _in_words(answer))
+        return self.optimizer.step_evaluation(server_round, metrics)
+
+
+def _in_words(answer: Answer) -> str:
     """Released numbers with their errors, for the log."""
     return ", ".join(
         f"{name} {float(estimate.value):.4g} (noise {float(estimate.error):.2g})"

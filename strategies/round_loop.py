@@ -1,6 +1,6 @@
 """A training's rounds, from roster to last model: what all strategies share.
 
-    wait for the roster -> rehearse -> [open -> exchange -> release -> evaluate]*
+    wait for the roster -> prepare -> [open -> exchange -> release -> evaluate]*
 
 Subclasses define a round: `PrivateLoop` with privacy, `UnprotectedLoop` without. Replies stay
 inside the loop until the noise is in their sum; a strategy that holds a loop can't reach them.
@@ -27,25 +27,21 @@ from fl_dp.option_errors import OptionError, require_count
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.introduction import Ability, forms_of, forms_to_json
-from fl_dp.protocol.message_keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import Compression, VectorLayout
 from fl_dp.updates.compression import array_bytes
 from fl_dp.updates.narrow import widen
 
 from .checkpoint import Checkpoint
-from .compatibility import require_finite, require_no_tied_rest
-from .contributions import ContributionCheck, NobodyContributes
+from .companions import Beginning, Companions, Optimizer
+from .contributions import NobodyContributes
 from .message_exchange import Federation
 from .modes import Mode, Released, RoundFailed
+from .node_answers import Answers
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
-from .rehearsal import Answers, rehearse
-from .round_evaluation import RoundEvaluation
-from .run_log import RunLog
 from .selection import Draw, Selection
-from .server_optimizer import ServerOptimizer
 from .training_progress import Progress
 from .unit_roster import Unit, UnitRoster, by_node, nodes_of
 
@@ -114,24 +110,19 @@ class Start:
 
 
 class RoundLoop(ABC):
-    """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
+    """Rounds over a grid, with a roster and checkpoints.
 
-    Public attributes are those of `RoundStrategy`, and this one.
-
-    Attributes:
-        evaluation: Clients' evaluation of each released model; None: nobody is asked.
+    Public attributes are those of `RoundStrategy`.
     """
-
-    evaluation: RoundEvaluation | None = None
 
     def __init__(
         self,
-        optimizer: ServerOptimizer,
+        optimizer: Optimizer,
         options: LoopOptions,
         *,
+        companions: Companions | None,
         roster: UnitRoster,
         participations: Participations,
-        contribution_check: ContributionCheck | None,
         cohorts_are_visible: bool,
         trained: tuple[str, ...] | None,
     ) -> None:
@@ -140,9 +131,9 @@ class RoundLoop(ABC):
         Args:
             optimizer: Makes the next model of what a round releases.
             options: Those of the strategy.
+            companions: What stands around the rounds; by default nothing.
             roster: Units that may take part.
             participations: Counts which nodes of the roster may take part once more.
-            contribution_check: Ends a training to which nobody contributes; None: no check.
             cohorts_are_visible: Whether the participants are public.
             trained: Arrays that are trained; see `Plan`.
         """
@@ -155,15 +146,15 @@ class RoundLoop(ABC):
         self._timeout = 3600.0
         self._roster = roster
         self._participations = participations
-        self._contribution_check = contribution_check
         self._trained = trained
-        self._log = RunLog(self._spent)
+        self._companions = companions if companions is not None else Companions()
+        self._log = self._companions.log
         self._progress = Progress(cohorts_are_visible=cohorts_are_visible, log=self._log)
         self._open: OpenRound | None = None
         self._works = False  # whether any simulated client has contributed
-        self._answers = Answers()  # of the rehearsal
+        self._answers = Answers()  # before the first charge
         self._enforcements: set[Enforcement] = set()  # at any node, over all rounds
-        self._untried = False  # whether the next round is the first rehearsal of the nodes' app
+        self._untried = False  # whether the next round is the first trial of the nodes' app
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return itself: a strategy's trial copy has no rounds of its own."""
@@ -180,31 +171,29 @@ class RoundLoop(ABC):
             raise OptionError(
                 f"timeout must be positive, in seconds, got {start.timeout}", option="timeout"
             )
+        done, model = self._progress.origin(start.initial_arrays)
+        layout = self._layout_of(model)
+        self._companions.preparation.of_model(model, layout, is_first=not done)
         announce()
-        if start.evaluate_config and self.evaluation is None:
-            self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = start.timeout
         federation = self._federation(grid)
-        nodes = self._roster.wait(grid)
-        done, model = self._progress.origin(start.initial_arrays)
         self._works = done > 0  # in a simulation no round was released in which all failed
-        released = self._layout_of(model).only_released(model)
-        require_finite(released)
-        if not done:
-            require_no_tied_rest(model, released)
         result = Result(arrays=model)
-        if done < num_rounds:
-            self.optimizer.rehearse(
-                done + 1,
-                released,
-                self.options.with_record_plan(start.train_config),
-                nodes,
-                metrics=self._metrics,
-                evaluated=[] if self.evaluation is None else self.evaluation.query.names,
-                saved=self.options.after_round is not None,
+        self._meet(
+            Beginning(
+                federation=federation,
+                nodes=self._roster.wait(grid),
+                model=model,
+                layout=layout,
+                rounds_done=done,
+                num_rounds=num_rounds,
+                train_config=start.train_config,
+                evaluate_config=start.evaluate_config,
+                lifetime=self._lifetime,
+                needs_everyone=self._participations.needs_everyone,
             )
-        self._rehearse(federation, nodes, result.arrays, start.train_config)
-        self._progress.begin(done, result.arrays)
+        )
+        self._progress.begin(done, model)
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
         began = time.monotonic()
@@ -241,8 +230,8 @@ class RoundLoop(ABC):
                     "Training stops early after round %d: should_stop says so", server_round
                 )
                 break
-        if self._contribution_check is not None:
-            self._contribution_check.conclude(earlier_rounds=done)
+        if self._companions.contribution_check is not None:
+            self._companions.contribution_check.conclude(earlier_rounds=done)
         self._log.finished(result, time.monotonic() - began)
         return result
 
@@ -291,8 +280,9 @@ class RoundLoop(ABC):
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._progress.released(server_round, model)
-        if self._contribution_check is not None and released.contributions is not None:
-            self._contribution_check.observe(
+        check = self._companions.contribution_check
+        if check is not None and released.contributions is not None:
+            check.observe(
                 released.contributions,
                 noise_std=released.contributions_std,
                 asked=current.expected,
@@ -333,8 +323,13 @@ class RoundLoop(ABC):
         config: ConfigRecord,
         federation: Federation,
     ) -> MetricRecord | None:
-        """Let clients evaluate a released model; nobody by default."""
-        return None
+        """Let clients evaluate a released model, if anybody is to."""
+        if self._companions.evaluate is None:
+            return None
+        roster = self._roster.units(federation.grid, self._log)
+        nodes = nodes_of(self._participations.members(roster))
+        model = self._layout_of(arrays).only_released(arrays)
+        return self._companions.evaluate(server_round, model, config, federation, nodes)
 
     @property
     def most_participations(self) -> int | None:
@@ -370,18 +365,9 @@ class RoundLoop(ABC):
         self._progress.resume(checkpoint, self.optimizer)
 
     @property
-    def _metrics(self) -> Sequence[str]:
-        """Names of clients' metrics that each round releases; none by default."""
-        return ()
-
-    @property
     def _stays_spent(self) -> str:
         """Error clause: the charge stays spent. Empty without a charge."""
         return ""
-
-    @abstractmethod
-    def _spent(self) -> str:
-        """The log's words for the price so far."""
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check that a round is left, before the first model is evaluated or saved."""
@@ -408,14 +394,8 @@ class RoundLoop(ABC):
         """Note a release once its model is made; nothing by default."""
         return
 
-    def _rehearse(
-        self,
-        federation: Federation,
-        nodes: Sequence[int],
-        model: ArrayRecord,
-        config: ConfigRecord,
-    ) -> None:
-        """Ask nodes who they are and what they will answer with, before any charge.
+    def _meet(self, beginning: Beginning) -> None:
+        """Learn who the nodes are, before any charge.
 
         Raises:
             RehearsalFailed: If a node can't contribute.
@@ -423,27 +403,9 @@ class RoundLoop(ABC):
             ValueError: If an earlier run's participations can't be counted on.
         """
         self._participations.require_countable()
-        query = self.options.with_record_plan(config)
-        query |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._rehearsal_config()}
-        answers = rehearse(
-            federation,
-            nodes,
-            config=query,
-            needs=self._needs(),
-            layout=self._layout_of(model),
-            everyone=self._participations.needs_everyone,
-            round_timeout=self._lifetime,
-        )
-        self._untried = answers.untried
-        self._answers = answers
-        named = answers.enforcements(nodes) == {Enforcement.NAMED_APP}
-        if self.options.record_plan is not None and named:
-            logger.info(
-                "All %d nodes run the one app that their owners name, as they say: its DP-SGD "
-                "keeps the promise to records",
-                len(nodes),
-            )
-        self._participations.recognise(answers, nodes)
+        self._answers = self._companions.preparation.of_nodes(beginning)
+        self._untried = self._answers.untried
+        self._participations.recognise(self._answers, beginning.nodes)
 
     def _layout_of(self, model: ArrayRecord) -> VectorLayout:
         """Positions of a model's trained arrays.
@@ -457,17 +419,6 @@ class RoundLoop(ABC):
     def _lifetime(self) -> float:
         """Seconds for which a node's answer to a training message is of use."""
         return self._timeout
-
-    def _needs(self) -> set[Ability]:
-        """Abilities that every client's app needs."""
-        needs = set(self.options.selection.needs)
-        if self.options.weight_cap is not None:
-            needs.add(Ability.WEIGHTS)
-        return needs
-
-    def _rehearsal_config(self) -> dict[str, str]:
-        """What a node needs, besides the model, to say whether it takes part."""
-        return {}
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
         """Units that may be drawn; by default the whole roster.

@@ -47,6 +47,7 @@ class RoundStrategy(Strategy):
         if strategy is None:
             strategy = FedAvg()
         self.optimizer = ServerOptimizer(strategy, front=self)
+        self._evaluates = evaluates
         weighted = self._weights_are_used
         for line in unused_of(
             self.optimizer.strategy, weights_are_used=weighted, evaluates=evaluates
@@ -171,7 +172,7 @@ class RoundStrategy(Strategy):
 
         As `configure_train`. All clients are asked; an empty list leaves a round out, uncharged.
         """
-        if self.loop.evaluation is None:
+        if not self._evaluates:
             return []
         return self.optimizer.configure_evaluate(server_round, arrays, config, grid)
 
@@ -186,7 +187,7 @@ class RoundStrategy(Strategy):
         Raises:
             RuntimeError: If these are other replies: `start` runs the rounds.
         """
-        if self.loop.evaluation is None:
+        if not self._evaluates:
             return None
         return self.optimizer.aggregate_evaluate(server_round, replies)
 

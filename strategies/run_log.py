@@ -6,18 +6,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flwr.app import MetricRecord
+from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import Plan, RecordPlan
 
+from .error_meanings import meaning_of
+from .log import Log
+
 logger = logging.getLogger("flwr.fl_dp")
 
 
 @dataclass(eq=False)
-class RunLog:
+class RunLog(Log):
     """The log of one training; `spent` returns its words for the price after each round."""
 
     spent: Callable[[], str] = str
@@ -28,6 +31,16 @@ class RunLog:
         if (kind or text) not in self._warned:
             self._warned.add(kind or text)
             logger.warning("%s (said once)", text)
+
+    def failed(self, reply: Message, *, asked: bool) -> None:
+        """Log the node and the meaning of its error, once per kind."""
+        meaning = meaning_of(reply.error)
+        cause = "" if meaning is None else f" ({meaning.text})"
+        at = f" at node {reply.metadata.src_node_id}" if asked else ""
+        self.warn_once(
+            f"a client failed{at}{cause}; a failed client contributes zero",
+            kind=f"a client failed{cause}",
+        )
 
     def released(self, server_round: int, num_rounds: int, metrics: MetricRecord | None) -> None:
         """Log that a round is over, with its released metrics."""

@@ -39,8 +39,8 @@ from fl_dp.protocol.flower_compat import give_id
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import values_of
 
+from .node_answers import RehearsalFailed
 from .optimizer_state import NotPlain, is_function, pack_state, state_fingerprint, unpack_state
-from .rehearsal import RehearsalFailed
 
 logger = logging.getLogger("flwr.fl_dp")
 _FLOWER_LOG = logging.getLogger("flwr")

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord
 
 from .checkpoint import Checkpoint
+from .companions import Optimizer
+from .log import Log
 from .modes import RoundFailed
-from .run_log import RunLog
-from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -21,7 +21,7 @@ _FAILURES_IN_A_ROW = 3
 class Progress:
     """State that a resumption continues, and counts of rounds."""
 
-    def __init__(self, *, cohorts_are_visible: bool, log: RunLog) -> None:
+    def __init__(self, *, cohorts_are_visible: bool, log: Log) -> None:
         """Start before the first round; visible cohorts are counted per node."""
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
@@ -42,7 +42,7 @@ class Progress:
         self._last = (server_round, model)
         self._failures_in_a_row = self._excused_in_a_row = 0
 
-    def resume(self, checkpoint: Checkpoint, optimizer: ServerOptimizer) -> None:
+    def resume(self, checkpoint: Checkpoint, optimizer: Optimizer) -> None:
         """Go on after a checkpoint's round.
 
         Raises:
@@ -53,7 +53,7 @@ class Progress:
         self._resumed = checkpoint
         self._last = (checkpoint.server_round, checkpoint.model)
 
-    def checkpoint(self, optimizer: ServerOptimizer) -> Checkpoint:
+    def checkpoint(self, optimizer: Optimizer) -> Checkpoint:
         """The state after the last released round.
 
         Raises:

@@ -15,7 +15,7 @@ from fl_dp.plan.hosting import Hosting
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import OwnGrid
 
-from .run_log import RunLog
+from .log import Log
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -124,7 +124,7 @@ class UnitRoster:
             roster_may_grow=self._declared is None,
         )
 
-    def units(self, grid: Grid, log: RunLog) -> HostedUnits:
+    def units(self, grid: Grid, log: Log) -> HostedUnits:
         """The connected units that may take part, in fixed order; warns if others may not."""
         nodes = list(grid.get_node_ids())
         if self._declared is not None:

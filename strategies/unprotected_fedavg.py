@@ -23,13 +23,15 @@ from fl_dp.plan import RecordPlan
 from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
+from .companions import Companions
+from .compatibility import check_together
 from .contributions import ContributionCheck
-from .joint_checks import check_together
 from .modes import UnprotectedMode
 from .participations import Participations
+from .preparation import TrainingRehearsal
 from .round_loop import LoopOptions, RoundLoop
 from .round_strategy import RoundStrategy
-from .run_log import log_record_promise
+from .run_log import RunLog, log_record_promise
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
 from .unit_roster import UnitRoster
@@ -40,14 +42,16 @@ logger = logging.getLogger("flwr.fl_dp")
 class UnprotectedLoop(RoundLoop):
     """Rounds of `UnprotectedFedAvg`."""
 
-    def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
+    def __init__(
+        self, optimizer: ServerOptimizer, options: LoopOptions, companions: Companions
+    ) -> None:
         """Prepare; `UnprotectedFedAvg` describes the options."""
         super().__init__(
             optimizer,
             options,
+            companions=companions,
             roster=UnitRoster(timeout=options.roster_timeout),
             participations=Participations(),
-            contribution_check=ContributionCheck(None),
             cohorts_are_visible=True,
             trained=None,
         )
@@ -69,9 +73,6 @@ class UnprotectedLoop(RoundLoop):
         """Continue after the checkpoint's round. See `RoundLoop.resume`."""
         checkpoint.require_kind(ledger=False, clipping_norms=None)
         super().resume(checkpoint)
-
-    def _spent(self) -> str:
-        return " without privacy" if self.options.record_plan is None else ""
 
 
 class UnprotectedFedAvg(RoundStrategy):
@@ -138,7 +139,14 @@ class UnprotectedFedAvg(RoundStrategy):
             record_plan=record_plan,
             compression=compression,
         )
-        self.loop = UnprotectedLoop(self.optimizer, options)
+        words = " without privacy" if record_plan is None else ""
+        log = RunLog(lambda: words)
+        companions = Companions(
+            log=log,
+            preparation=TrainingRehearsal(optimizer=self.optimizer, options=options, log=log),
+            contribution_check=ContributionCheck(None),
+        )
+        self.loop = UnprotectedLoop(self.optimizer, options, companions)
 
     def summary(self) -> None:
         """Log what is promised: nothing to clients, perhaps something to records."""

@@ -23,8 +23,9 @@ from fl_dp.protocol.secure_sum_messages import (
 from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
 from fl_dp.secagg.directory import Entry
 
+from ..error_meanings import meaning_of
 from ..message_exchange import Ask
-from ..rehearsal import RehearsalFailed, meaning_of
+from ..node_answers import RehearsalFailed
 
 logger = logging.getLogger("flwr.fl_dp")
 

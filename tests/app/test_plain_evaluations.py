@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from flwr.app import (
     Array,
     ArrayRecord,

@@ -15,7 +15,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from encoded_shares import Encoded
-from fl_dp.strategies.rehearsal import meaning_of
+from fl_dp.strategies.error_meanings import meaning_of
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from local_grid import FIRST_NODE
 from numpy.typing import NDArray

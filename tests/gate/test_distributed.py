@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.modes.base import RoundFailed
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from gated_site import PROJECT, RUN, App, Gates, adding, bundle, replying
 from local_grid import LocalGrid

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.node_answers import RehearsalFailed
 from fl_dp.strategies.open_round import Answered
-from fl_dp.strategies.rehearsal import RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import secure_trainings
-from fl_dp.strategies.rehearsal import Answers, RehearsalFailed
+from fl_dp.strategies.node_answers import Answers, RehearsalFailed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from gated_site import App, Arrived, Gates, Site, replying

@@ -353,7 +353,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(
     plan = plan_of(4)
     ledger, grid = open_ledger(plan), LocalGrid(answer_with_update([{"w": np.zeros(1000)}] * 4), 4)
     for free, fits in ((43_000, False), (45_000, True), (None, True)):
-        monkeypatch.setattr("fl_dp.strategies.compatibility.free_memory", lambda free=free: free)
+        monkeypatch.setattr("fl_dp.strategies.unfit_model.free_memory", lambda free=free: free)
         strategy = DPFedAvg(plan=plan, ledger=ledger)
         if fits:
             strategy.start(grid, record(w=np.zeros(1000)), num_rounds=1)

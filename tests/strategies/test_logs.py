@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fl_dp.strategies.compatibility import float64_error_of
+from fl_dp.strategies.unfit_model import float64_error_of
 from flat_plans import noised_plan
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy

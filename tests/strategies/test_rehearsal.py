@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.contributions import ContributionCheck, NobodyContributes
-from fl_dp.strategies.rehearsal import RehearsalFailed, meaning_of
+from fl_dp.strategies.error_meanings import meaning_of
+from fl_dp.strategies.node_answers import RehearsalFailed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import fixedclipping_mod as old_fixedclipping_mod

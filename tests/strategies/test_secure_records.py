@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import pytest
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from fl_dp.strategies.secure import OneSum, SecureSums, Summed
 from flat_plans import noised_plan
 from flwr.app import Message, RecordDict

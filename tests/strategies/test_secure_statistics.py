@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from flat_plans import calibrated_plan, noised_plan
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import FIRST_NODE, LocalGrid

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fl_dp.strategies.contributions import ContributionCheck
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
 from flat_plans import noised_plan
 from flwr.app import Context

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fl_dp.strategies.compatibility import UnfitModel, require_finite
-from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.node_answers import RehearsalFailed
+from fl_dp.strategies.unfit_model import UnfitModel, require_finite
 from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
 from kind_trainings import NODES, PLANS

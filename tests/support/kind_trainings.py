@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from fl_dp.strategies.companions import Beginning, Companions, Preparation
+from fl_dp.strategies.node_answers import Answers
+from fl_dp.strategies.rehearsal import ask_identities
+from fl_dp.strategies.round_loop import LoopOptions, Start
+from fl_dp.strategies.selection import selection_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from local_grid import Answer, LocalGrid, answer_with_app, answer_with_update
 from secure_nodes import SecureNodes
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,7 +23,7 @@ from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import OwnRatesSampling, PoissonSampling, VisibleSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import NodeRecords, numpy_client_app
-from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.plan import (
     Banded,
     BufferedPlan,
@@ -32,7 +37,8 @@ from fl_dp.plan import (
     SecureSum,
 )
 from fl_dp.statement import privacy_statement, statement_markdown
-from fl_dp.strategies import DPFedAvg, DPFedBuff
+from fl_dp.strategies import BufferedLoop, DPFedAvg, DPFedBuff, PrivateLoop
+from fl_dp.updates import Compression
 
 NODES = 8
 _SIZE = 6  # of a model
@@ -113,3 +119,83 @@ def stated(draft: Plan, folder: Path) -> str:
         strategy.start(grid, model_of(plan), num_rounds=plan.rounds, timeout=30.0)
         assert ledger.rounds_committed == plan.rounds
         return statement_markdown(privacy_statement(ledger))
+
+
+class PlainMean:
+    """The least server optimizer: the model plus the released mean."""
+
+    weight_key = "num-examples"
+
+    def instruct(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
+    ) -> RecordDict:
+        """The model, and the config of a plain Flower client."""
+        return RecordDict({"arrays": arrays, "config": config})
+
+    def step(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        instruction: RecordDict,
+        metrics: Mapping[str, float],
+    ) -> tuple[ArrayRecord, None]:
+        """What was released."""
+        return arrays, None
+
+    def state(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go on from."""
+
+
+class NamesOnly(Preparation):  # type: ignore[misc]  # mypy knows it as strategies.companions
+    """Asks nodes for the names under which their participations are counted, and tries nothing."""
+
+    def of_nodes(self, beginning: Beginning) -> Answers:
+        """Ask who they are."""
+        return ask_identities(
+            beginning.federation,
+            beginning.nodes,
+            config=ConfigRecord(),
+            everyone=beginning.needs_everyone,
+            round_timeout=beginning.lifetime,
+        )
+
+
+def promised(draft: Plan, folder: Path) -> None:
+    """Calibrate a plan, train all its rounds, and state what was spent, with nothing around.
+
+    A loop alone: no strategy of Flower, no log, no rehearsal; names are asked where they count.
+    """
+    plan = draft.calibrated()
+    loop_class = BufferedLoop if isinstance(plan, BufferedPlan) else PrivateLoop
+    options = LoopOptions(
+        selection=selection_of(plan.sampling),
+        weight_cap=None,
+        window=None,
+        roster_timeout=60.0,
+        rng=SecureRandom(),
+        after_round=None,
+        record_plan=None,
+        compression=Compression(),
+    )
+    companions = Companions()
+    if not isinstance(plan, CentralPlan):
+        companions = Companions(preparation=NamesOnly())
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        loop = loop_class(PlainMean(), options, plan=plan, ledger=ledger, companions=companions)
+        start = Start(
+            grid=LocalGrid(answer_of(plan, folder), NODES),
+            initial_arrays=model_of(plan),
+            num_rounds=plan.rounds,
+            timeout=30.0,
+            train_config=ConfigRecord(),
+            evaluate_config=ConfigRecord(),
+            evaluate_fn=None,
+            should_stop=None,
+        )
+        loop.run(start, announce=lambda: None)
+        assert ledger.rounds_committed == plan.rounds
+        privacy_statement(ledger)

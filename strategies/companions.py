@@ -1,0 +1,131 @@
+"""What a loop is handed from above. It meets released models alone, so no promise needs it.
+
+A training without keeps the same promise. What refuses does so before the first charge, or by
+released numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.updates import VectorLayout
+
+from .contributions import ContributionCheck
+from .log import Log
+from .message_exchange import Federation
+from .node_answers import Answers
+
+
+class Optimizer(Protocol):
+    """Makes the next model of what a round releases, as `ServerOptimizer` describes."""
+
+    @property
+    def weight_key(self) -> str:
+        """Name of a client's number of records in its replies."""
+
+    def instruct(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
+    ) -> RecordDict:
+        """What a client is sent."""
+
+    def step(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        instruction: RecordDict,
+        metrics: Mapping[str, float],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The next model, None to keep the last one, and metrics."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What `restore` goes on from."""
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on where `state` was called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """A training before its first charge.
+
+    Attributes:
+        federation: The nodes of a grid, and how long they are waited for.
+        nodes: The connected ones.
+        model: The model to begin with.
+        layout: Positions of its trained arrays.
+        rounds_done: Number of rounds before a resumption.
+        num_rounds: Number of rounds with those.
+        train_config: Sent to clients with every round.
+        evaluate_config: Sent to clients with every evaluation.
+        lifetime: Seconds for which a node's answer to a training message is of use.
+        needs_everyone: Whether every node must tell its name, given the first answers.
+    """
+
+    federation: Federation
+    nodes: Sequence[int]
+    model: ArrayRecord
+    layout: VectorLayout
+    rounds_done: int
+    num_rounds: int
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    lifetime: float
+    needs_everyone: Callable[[Answers], bool]
+
+
+class Preparation:
+    """What is tried before the first charge, so that no training fails that is paid for.
+
+    This one tries nothing and asks nobody.
+    """
+
+    def of_model(self, model: ArrayRecord, layout: VectorLayout, *, is_first: bool) -> None:
+        """Refuse a model that can't be trained; not `is_first`: training goes on from it.
+
+        Raises:
+            UnfitModel: If it can't; nobody was asked.
+        """
+
+    def of_nodes(self, beginning: Beginning) -> Answers:
+        """Ask nodes who they are and what they will answer with.
+
+        Raises:
+            RehearsalFailed: If a node, or the server optimizer, can't contribute.
+        """
+        return Answers()
+
+
+class Evaluate(Protocol):
+    """Lets clients evaluate a released model, for a charge of its own."""
+
+    def __call__(
+        self,
+        server_round: int,
+        model: ArrayRecord,
+        config: ConfigRecord,
+        federation: Federation,
+        nodes: Sequence[int],
+    ) -> MetricRecord | None:
+        """The released metrics of a model, which holds released arrays alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companions:
+    """What stands around a loop.
+
+    Attributes:
+        log: Tells what happens.
+        preparation: Tries everything before the first charge.
+        evaluate: Clients' evaluation of each released model; None: nobody is asked.
+        contribution_check: Ends a training to which nobody contributes; None: no check.
+    """
+
+    log: Log = field(default_factory=Log)
+    preparation: Preparation = field(default_factory=Preparation)
+    evaluate: Evaluate | None = None
+    contribution_check: ContributionCheck | None = None
