@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fl_dp.updates.compression import array_bytes
+from fl_dp.updates.arrays import array_bytes
 
 from .buffer import Buffer, OpenBuffer
 from .companions import Optimizer

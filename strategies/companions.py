@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_dp.updates import VectorLayout
@@ -19,6 +21,17 @@ from .contributions import ContributionCheck
 from .log import Log
 from .message_exchange import Federation
 from .node_answers import Answers
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Measures the model of a round on public data; None leaves a round out."""
+
+ShouldStop = Callable[[int, Result], bool]
+"""Returns whether training stops after a round, given its number and the result so far."""
+
+Evaluate = Callable[
+    [int, ArrayRecord, ConfigRecord, Federation, Sequence[int]], MetricRecord | None
+]
+"""Lets nodes evaluate a round's released arrays, for a charge of its own."""
 
 
 class Optimizer(Protocol):
@@ -50,6 +63,20 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """Arguments of `RoundStrategy.start`, where they are described."""
+
+    grid: Grid
+    initial_arrays: ArrayRecord
+    num_rounds: int
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    should_stop: ShouldStop | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Beginning:
     """A training before its first charge.
 
@@ -59,21 +86,16 @@ class Beginning:
         model: The model to begin with.
         layout: Positions of its trained arrays.
         rounds_done: Number of rounds before a resumption.
-        num_rounds: Number of rounds with those.
-        train_config: Sent to clients with every round.
-        evaluate_config: Sent to clients with every evaluation.
         lifetime: Seconds for which a node's answer to a training message is of use.
         needs_everyone: Whether every node must tell its name, given the first answers.
     """
 
+    start: Start
     federation: Federation
     nodes: Sequence[int]
     model: ArrayRecord
     layout: VectorLayout
     rounds_done: int
-    num_rounds: int
-    train_config: ConfigRecord
-    evaluate_config: ConfigRecord
     lifetime: float
     needs_everyone: Callable[[Answers], bool]
 
@@ -98,20 +120,6 @@ class Preparation:
             RehearsalFailed: If a node, or the server optimizer, can't contribute.
         """
         return Answers()
-
-
-class Evaluate(Protocol):
-    """Lets clients evaluate a released model, for a charge of its own."""
-
-    def __call__(
-        self,
-        server_round: int,
-        model: ArrayRecord,
-        config: ConfigRecord,
-        federation: Federation,
-        nodes: Sequence[int],
-    ) -> MetricRecord | None:
-        """The released metrics of a model, which holds released arrays alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ from fl_dp.updates import Compression
 from .checkpoint import Checkpoint
 from .companions import Companions
 from .contributions import ContributionCheck
-from .preparation import PrivateRehearsal
+from .preparation import TrainingRehearsal
 from .private_loop import PrivateLoop
 from .round_evaluation import ChargedEvaluation, evaluation_of, releases_of
 from .round_loop import LoopOptions
@@ -213,7 +213,7 @@ class DPFedAvg(RoundStrategy):
             )
         return Companions(
             log=log,
-            preparation=PrivateRehearsal(
+            preparation=TrainingRehearsal(
                 plan=plan,
                 optimizer=self.optimizer,
                 options=options,

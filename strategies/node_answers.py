@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Error
 
-from fl_dp.promise import Enforcement, weakest
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.introduction import NodeIdentity
 
 NO_SUCH_QUERY = "No query function registered"
@@ -53,10 +53,6 @@ class Answers:
     def untried(self) -> bool:
         """Whether no app knew the question: the first round is the rehearsal."""
         return bool(self.unable) and not self.identities
-
-    def enforcement(self, nodes: Iterable[int]) -> Enforcement:
-        """The weakest enforcement that these nodes report of themselves."""
-        return weakest(self.enforcements(nodes))
 
     def enforcements(self, nodes: Iterable[int]) -> set[Enforcement]:
         """Each enforcement that these nodes report of themselves."""

@@ -23,7 +23,6 @@ from fl_dp.protocol.failures import Failure, take_failure
 from fl_dp.protocol.gate_marks import enforcement_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
-from fl_dp.updates.batch_norm import with_sound_variances
 
 from .companions import Optimizer
 from .log import Log
@@ -200,4 +199,4 @@ class OpenRound:
         )
         if updated is None:
             return draft.draw.model, metrics
-        return with_sound_variances(draft.layout.merge(updated, draft.draw.model)), metrics
+        return draft.layout.merge(updated, draft.draw.model), metrics

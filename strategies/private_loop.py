@@ -33,9 +33,8 @@ from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import VectorLayout
 
 from .checkpoint import Checkpoint
-from .companions import Beginning, Companions, Optimizer
+from .companions import Beginning, Companions, Optimizer, Start
 from .compatibility import (
-    check_together,
     require_ledger_of,
     require_loop_of,
     require_selection_of,
@@ -48,7 +47,7 @@ from .modes.planned import ChargedRound
 from .node_answers import RehearsalFailed
 from .open_round import Answered, RoundDraft
 from .participations import Participations
-from .round_loop import LoopOptions, RoundLoop, Start
+from .round_loop import LoopOptions, RoundLoop
 from .secure import secure_sums_of
 from .unit_roster import Unit, UnitRoster, nodes_of
 
@@ -90,14 +89,7 @@ class PrivateLoop(RoundLoop):
         require_loop_of(plan, buffers=self.buffers)
         ledger.require_known(options.rng)
         require_selection_of(plan, options.selection)
-        check_together(
-            plan,
-            options.selection,
-            weight_cap=options.weight_cap,
-            dp_sgd=options.record_plan is not None,
-            compression=options.compression,
-            roster_may_grow=roster_may_grow,
-        )
+        options.require_fit(plan, roster_may_grow=roster_may_grow)
         self.noise_stream: NoiseStream = WhiteStream()
         if plan.coefficients is not None:
             self.noise_stream = BandedStream(plan.coefficients)
@@ -257,7 +249,7 @@ class PrivateLoop(RoundLoop):
         """Record the enforcement that nodes showed, before any release."""
         if self.plan.trusts_server:
             return
-        claimed = self._answers.enforcement(nodes_of(draft.roster))
+        claimed = weakest(self._answers.enforcements(nodes_of(draft.roster)))
         for node, shown in answered.shown.items():
             if claimed is not Enforcement.APP and shown is Enforcement.APP:
                 self._log.warn_once(

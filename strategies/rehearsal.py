@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fl_dp.accounting.budget import Limit
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import is_simulation
-from fl_dp.protocol.introduction import Ability, NodeIdentity
+from fl_dp.protocol.introduction import LACKING, Ability, NodeIdentity
 from fl_dp.protocol.message_keys import IDENTITY_ACTION, WIRE, WIRE_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
@@ -35,44 +35,6 @@ _ASKED_FIRST = 3
 _MOST_LISTED = 5  # nodes that a line of the log names at most
 
 _SAME_MODEL = "start from the arrays of the model that the clients train (initial_arrays)"
-# By what a training or a question needs of an app, in the order in which it is said.
-_LACKING = {
-    Ability.STATISTICS: (
-        "nodes contribute values of their own to this statistic, and its app has none: write "
-        "numpy_client_app(client_fn, statistics_fn=values_of), where values_of(context, unit, "
-        "config, name) returns one unit's values"
-    ),
-    Ability.EVALUATION: (
-        "nodes contribute bounded measurements of a model, and its app makes none: write "
-        "numpy_client_app(client_fn). A plain ClientApp's @app.evaluate() is measured by an "
-        "Evaluation, where a CentralPlan lets the server bound what it replies"
-    ),
-    Ability.NOISE: (
-        "each client adds the noise of this training itself, and its app adds none: write "
-        "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
-    ),
-    Ability.RECORDS: (
-        "the units of the training are records, and its app adds up none: give "
-        "numpy_client_app(records=NodeRecords(...))"
-    ),
-    Ability.UNITS: (
-        "a node hosts several units in this training, and its app hosts one: give "
-        "numpy_client_app(client_fn, units=NodeUnits(...)), or plan units_per_node=1"
-    ),
-    Ability.SUMS: (
-        "nodes flip the coins of their units and answer with sums, and its app does not: write "
-        "numpy_client_app(client_fn), or plan coins_at_nodes=False"
-    ),
-    Ability.WEIGHTS: (
-        "clients apply the weights of weight_cap themselves, and its app applies none: write "
-        "numpy_client_app(client_fn), or leave weight_cap out"
-    ),
-    Ability.UTILITY: (
-        "the selection asks clients for a utility, and its app tells none: write "
-        "numpy_client_app(client_fn), or another selection"
-    ),
-}
-
 _EXHAUSTED = {
     Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (dp-max-epsilon) "
     "has no room for a round, and it contributes nothing until its owner allows more",
@@ -316,7 +278,7 @@ def require_gates_at_all_or_none(answers: Answers) -> None:
         RehearsalFailed: Some have no gate; nothing was charged.
     """
     identities = answers.identities
-    gated = {node for node in identities if identities[node].enforcement is not Enforcement.APP}
+    gated = {node for node in identities if Enforcement.APP not in answers.enforcements([node])}
     others = sorted(identities.keys() - gated)
     if gated and others:
         raise RehearsalFailed(
@@ -373,7 +335,7 @@ def _require_abilities(
     plain = NodeIdentity(abilities=frozenset(of_plain_apps))
     stated = dict.fromkeys(answers.unable, plain) | answers.identities
     for node, identity in sorted(stated.items()):
-        for ability, lacking in _LACKING.items():
+        for ability, lacking in LACKING.items():
             if ability in needs and ability not in identity.abilities:
                 raise RehearsalFailed(
                     f"{answers.called(node)} can't take part: {lacking}; nothing was charged"

@@ -159,8 +159,8 @@ def evaluation_of(
         return None
     if dp_sgd:
         raise IncompatibleOptions(
-            "evaluation lets the server read what clients measure, and with a record_plan they "
-            "tell it nothing of their records beside an update by DP-SGD: leave evaluation out",
+            "evaluation lets the server read what clients measure, and clients that "
+            "protect their records by DP-SGD tell it nothing of them: leave evaluation out",
             option="evaluation",
         )
     if getattr(strategy, "fraction_evaluate", None) == 0.0:

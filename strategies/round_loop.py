@@ -24,17 +24,18 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
-from fl_dp.plan import RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import Compression, VectorLayout
-from fl_dp.updates.compression import array_bytes
+from fl_dp.updates.arrays import array_bytes
 from fl_dp.updates.narrow import widen
 
 from .checkpoint import Checkpoint
-from .companions import Beginning, Companions, Optimizer
+from .companions import Beginning, Companions, EvaluateFn, Optimizer, Start
+from .compatibility import check_together
 from .contributions import NobodyContributes
 from .message_exchange import Federation
 from .modes import Mode, Released, RoundFailed
@@ -46,12 +47,6 @@ from .training_progress import Progress
 from .unit_roster import Unit, UnitRoster, by_node, nodes_of
 
 logger = logging.getLogger("flwr.fl_dp")
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Measures the model of a round on public data; None leaves a round out."""
-
-ShouldStop = Callable[[int, Result], bool]
-"""Returns whether training stops after a round, given its number and the result so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +71,22 @@ class LoopOptions:
         if self.window is not None:
             require_count(window=self.window)
 
+    @property
+    def dp_sgd(self) -> bool:
+        """Whether clients protect their records themselves."""
+        return self.record_plan is not None
+
+    def require_fit(self, plan: Plan | None, *, roster_may_grow: bool = False) -> None:
+        """Check that a plan, or clients' DP-SGD, allows these options. See `check_together`."""
+        check_together(
+            plan,
+            self.selection,
+            weight_cap=self.weight_cap,
+            dp_sgd=self.dp_sgd,
+            compression=self.compression,
+            roster_may_grow=roster_may_grow,
+        )
+
     def instruction(
         self, server_round: int, trained: tuple[str, ...] | None = None
     ) -> RoundInstruction:
@@ -84,7 +95,7 @@ class LoopOptions:
             server_round=server_round,
             weight_cap=self.weight_cap,
             utility=self.selection.utility,
-            compression=None if self.compression.up == "none" else self.compression,
+            compression=self.compression if self.compression.encodes else None,
             trained=trained,
         )
 
@@ -93,20 +104,6 @@ class LoopOptions:
         if self.record_plan is None:
             return dict(config)
         return dict(config) | {RECORD_PLAN_KEY: encode_text(self.record_plan)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Arguments of `RoundStrategy.start`, where they are described."""
-
-    grid: Grid
-    initial_arrays: ArrayRecord
-    num_rounds: int
-    timeout: float
-    train_config: ConfigRecord
-    evaluate_config: ConfigRecord
-    evaluate_fn: EvaluateFn | None
-    should_stop: ShouldStop | None
 
 
 class RoundLoop(ABC):
@@ -181,14 +178,12 @@ class RoundLoop(ABC):
         result = Result(arrays=model)
         self._meet(
             Beginning(
+                start=start,
                 federation=federation,
                 nodes=self._roster.wait(grid),
                 model=model,
                 layout=layout,
                 rounds_done=done,
-                num_rounds=num_rounds,
-                train_config=start.train_config,
-                evaluate_config=start.evaluate_config,
                 lifetime=self._lifetime,
                 needs_everyone=self._participations.needs_everyone,
             )
@@ -219,11 +214,16 @@ class RoundLoop(ABC):
             self._log.released(server_round, num_rounds, metrics)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-            measured = self._evaluate(
-                server_round, result.arrays, start.evaluate_config, federation
-            )
-            if measured is not None:
-                result.evaluate_metrics_clientapp[server_round] = measured
+            if self._companions.evaluate is not None:
+                measured = self._companions.evaluate(
+                    server_round,
+                    self._layout_of(result.arrays).only_released(result.arrays),
+                    start.evaluate_config,
+                    federation,
+                    nodes_of(self._participations.members(self._roster.units(grid, self._log))),
+                )
+                if measured is not None:
+                    result.evaluate_metrics_clientapp[server_round] = measured
             self._finish_round(start.evaluate_fn, server_round, result)
             if start.should_stop is not None and start.should_stop(server_round, result):
                 logger.info(
@@ -315,21 +315,6 @@ class RoundLoop(ABC):
             )
         for text in failures:
             self._log.warn_once(f"a simulated client failed and contributes zero:\n{text}\n")
-
-    def _evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        federation: Federation,
-    ) -> MetricRecord | None:
-        """Let clients evaluate a released model, if anybody is to."""
-        if self._companions.evaluate is None:
-            return None
-        roster = self._roster.units(federation.grid, self._log)
-        nodes = nodes_of(self._participations.members(roster))
-        model = self._layout_of(arrays).only_released(arrays)
-        return self._companions.evaluate(server_round, model, config, federation, nodes)
 
     @property
     def most_participations(self) -> int | None:

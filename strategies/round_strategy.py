@@ -20,7 +20,8 @@ from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
 from .checkpoint import Checkpoint
-from .round_loop import EvaluateFn, RoundLoop, ShouldStop, Start
+from .companions import EvaluateFn, ShouldStop, Start
+from .round_loop import RoundLoop
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
 from .unused import uncalled_of, unused_of

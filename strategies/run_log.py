@@ -69,7 +69,7 @@ class RunLog(Log):
 def log_promise(
     plan: Plan,
     ledger: SpentLedger,
-    record_plan: RecordPlan | None,
+    of_records: RecordPlan | None,
     evaluation: str | None = None,
 ) -> None:
     """Log what a private training will release and at what price.
@@ -96,8 +96,8 @@ def log_promise(
     )
     if evaluation is not None:
         logger.info("\t├── Evaluation: %s", evaluation)
-    if record_plan is not None:
-        log_record_promise(record_plan)
+    if of_records is not None:
+        log_record_promise(of_records)
     logger.info("\t├── Rule: %s", ledger.rule)
     logger.info("\t└── Ledger: %s", ledger.location)
     _warn_of_no_promise(budget)
@@ -105,18 +105,18 @@ def log_promise(
         logger.warning("NO PRIVACY: the noise is INSECURE, who knows the seed can subtract it")
 
 
-def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
+def log_record_promise(plan: RecordPlan, *, last: bool = False) -> None:
     """Log what clients promise to each of their records."""
-    budget = Guarantee.of(record_plan)
+    budget = Guarantee.of(plan)
     logger.info(
         "\t%s Records: budget %s at each client, DP-SGD with noise "
         "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
         "└──" if last else "├──",
         budget,
-        record_plan.noise_multiplier,
-        record_plan.sampling_rate,
-        record_plan.steps,
-        record_plan.participations,
+        plan.noise_multiplier,
+        plan.sampling_rate,
+        plan.steps,
+        plan.participations,
     )
     _warn_of_no_promise(budget)
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -95,6 +96,16 @@ class Observation:
     server_round: int
     update_norm: float
     utility: float | None
+
+    @classmethod
+    def of(cls, unit: Unit, server_round: int, norm: float, report: float) -> Self:
+        """A unit's observation; a report of NaN counts as none."""
+        return cls(
+            unit=unit,
+            server_round=server_round,
+            update_norm=norm,
+            utility=None if math.isnan(report) else report,
+        )
 
 
 class Selection(ABC):

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from fl_dp.protocol.flower_compat import give_id
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import values_of
+from fl_dp.updates.batch_norm import with_sound_variances
 
 from .node_answers import RehearsalFailed
 from .optimizer_state import NotPlain, is_function, pack_state, state_fingerprint, unpack_state
@@ -223,8 +224,10 @@ class ServerOptimizer:
         reply = Message(RecordDict({key: moved, "metrics": reported}), reply_to=origin)
         updated, measured = self._front.aggregate_train(server_round, [reply])
         self.last_round = server_round
-        if updated is not None and _shapes(updated) != _shapes(arrays):
-            raise ValueError(f"{self._name} returned arrays of other names or shapes")
+        if updated is not None:
+            if _shapes(updated) != _shapes(arrays):
+                raise ValueError(f"{self._name} returned arrays of other names or shapes")
+            updated = with_sound_variances(updated)
         return updated, _joined(metrics, measured)
 
     def configure_train(

@@ -24,7 +24,6 @@ from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
 from .companions import Companions
-from .compatibility import check_together
 from .contributions import ContributionCheck
 from .modes import UnprotectedMode
 from .participations import Participations
@@ -119,31 +118,25 @@ class UnprotectedFedAvg(RoundStrategy):
                 "each group's rate is found for its own budget, and without privacy there is "
                 f"none: use a law with one rate, got {selection.sampling}"
             )
-        compression = compression if compression is not None else Compression()
-        rng = rng if rng is not None else SecureRandom()
-        check_together(
-            None,
-            selection,
-            weight_cap=weight_cap,
-            dp_sgd=record_plan is not None,
-            compression=compression,
-        )
-        super().__init__(strategy)
         options = LoopOptions(
             selection=selection,
             weight_cap=weight_cap,
             window=window,
             roster_timeout=roster_timeout,
-            rng=rng,
+            rng=rng if rng is not None else SecureRandom(),
             after_round=after_round,
             record_plan=record_plan,
-            compression=compression,
+            compression=compression if compression is not None else Compression(),
         )
+        options.require_fit(None)
+        super().__init__(strategy)
         words = " without privacy" if record_plan is None else ""
         log = RunLog(lambda: words)
         companions = Companions(
             log=log,
-            preparation=TrainingRehearsal(optimizer=self.optimizer, options=options, log=log),
+            preparation=TrainingRehearsal(
+                plan=None, optimizer=self.optimizer, options=options, log=log
+            ),
             contribution_check=ContributionCheck(None),
         )
         self.loop = UnprotectedLoop(self.optimizer, options, companions)

@@ -18,7 +18,7 @@ from fl_dp.option_errors import OptionError, require_positive, require_probabili
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation
-from .calibration_cache import CachedCalibration
+from .calibration_cache import CachedCalibration, folder_of_calibrations
 from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .loss_distributions import SEARCH_INTERVAL
 from .noise_schedule import NoiseSchedule
@@ -121,10 +121,14 @@ def calibrate_noise(
         # A margin above rounding: the same plan must fit on another machine too.
         return excess(noise, None) <= -_MARGIN * target_epsilon
 
-    cached = CachedCalibration.of(
-        [total(noise) for noise in _PROBES], target_epsilon, target_delta, neighboring_relation
-    )
-    noise = cached.read()
+    cached: CachedCalibration | None = None
+    noise: float | None = None
+    if (folder := folder_of_calibrations()) is not None:
+        probed = [total(probe) for probe in _PROBES]
+        cached = CachedCalibration.of(
+            folder, probed, target_epsilon, target_delta, neighboring_relation
+        )
+        noise = cached.read()
     if noise is not None and _SMALLEST <= noise <= 2.0 * _LARGEST and fits(noise):
         return noise
 
@@ -175,7 +179,8 @@ def calibrate_noise(
     while not fits(fine):
         fine *= 1.0 + growth
         growth *= 2.0
-    cached.write(fine)
+    if cached is not None:
+        cached.write(fine)
     return fine
 
 

@@ -35,23 +35,21 @@ class CachedCalibration:
     """The cache file of one calibration.
 
     Attributes:
-        file: Its path, which may not exist yet; None without a cache.
+        file: Its path, which may not exist yet.
     """
 
-    file: Path | None
+    file: Path
 
     @classmethod
     def of(
         cls,
+        folder: Path,
         releases: Sequence[FrozenHistory],
         target_epsilon: float,
         target_delta: float,
         relation: NeighboringRelation,
     ) -> Self:
         """The cache file of a calibration; `releases` are those at a few fixed noises."""
-        folder = _folder()
-        if folder is None:
-            return cls(None)
         histories = [
             [[event_to_dict(event), count] for event, count in history] for history in releases
         ]
@@ -67,8 +65,6 @@ class CachedCalibration:
 
     def read(self) -> float | None:
         """The cached noise, unverified; None if none is readable."""
-        if self.file is None:
-            return None
         try:
             with self.file.open(encoding="utf-8") as stream:
                 noise = json.loads(stream.read(_LONGEST))["noise_multiplier"]
@@ -80,14 +76,12 @@ class CachedCalibration:
 
     def write(self, noise: float) -> None:
         """Cache a noise for this user alone; a disk that can't be written is no error."""
-        if self.file is None:
-            return
         with contextlib.suppress(OSError):
             private_folder(self.file.parent)
             write_text(self.file, json.dumps({"noise_multiplier": noise}) + "\n")
 
 
-def _folder() -> Path | None:
+def folder_of_calibrations() -> Path | None:
     """The folder of calibrations; None without a cache."""
     chosen = os.environ.get(SWITCH, "")
     if chosen == "off":

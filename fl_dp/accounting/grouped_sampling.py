@@ -251,6 +251,24 @@ class OwnRatesSampling(GroupedSampling):
         """Whether all units take part."""
         return min(self.rates) == 1.0
 
+    def check_budget(self, epsilon: float, other_releases: FrozenHistory) -> None:
+        """Refuse a budget that is not the groups' largest, and other releases charged by group."""
+        largest = self.own_groups[-1].budget
+        if epsilon != largest:
+            raise OptionError(
+                f"epsilon={epsilon} must be the largest of the budgets: write epsilon={largest}, "
+                "and no noise_multiplier, as noise for groups with budgets of their own is "
+                "calibrated",
+                option="epsilon",
+            )
+        if any(self.event_for(0, event) != event for event, _ in other_releases):
+            raise OptionError(
+                "another release is sampled at the rate of the last group, or noised like a "
+                "client's message, and would be charged at each group's own: change its rate a "
+                "little, or leave it out",
+                option="other_releases",
+            )
+
     @property
     def own_groups(self) -> tuple[OwnGroup, ...]:
         """The groups, the strictest first, with each one's noise and rate."""

@@ -12,7 +12,7 @@ mirror.
     (4.0, 4.0, 2.0, 2.0)
 
 A shape has few levels, as each distinct noise multiplier costs the accountant one privacy-loss
-distribution. Rounded weights are both charged *and* drawn: rounding can cost a little utility,
+distribution. Rounded weights are both charged *and* drawn: rounding can cost a little accuracy,
 never privacy.
 
 References:

@@ -23,6 +23,7 @@ from fl_dp.option_errors import IncompatibleOptions, OptionError
 from .budget import NeighboringRelation
 from .events import (
     FixedSizeGaussianEvent,
+    FrozenHistory,
     PoissonGaussianEvent,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
@@ -128,6 +129,13 @@ class Sampling(Checked, ABC):
             OptionError: If it does not fit.
         """
         _ = self.event(1.0, num_units)  # checks itself, whatever the noise
+
+    def check_budget(self, epsilon: float, other_releases: FrozenHistory) -> None:
+        """Refuse a plan's budget and other releases that the law does not fit; none by default.
+
+        Raises:
+            OptionError: If they do not fit.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +336,7 @@ class SeenSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleSampling(SeenSampling):
-    """A visible cohort, chosen by utility, public metadata or a public draw.
+    """A visible cohort, chosen by reports, public metadata or a public draw.
 
     Attributes:
         separation: Least distance between the indices of two rounds with the same unit; for

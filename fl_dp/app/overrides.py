@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 
-_GONE = {
-    "selection=dp_utility": "selection=poisson, or selection=exponential to choose by a utility"
-}
+_GONE = {"selection=dp_utility": "selection=poisson, or selection=exponential to choose by reports"}
 """Options that earlier versions had, and what to write instead."""
 
 _PLAIN = re.compile(r"[\w./~-]+")

@@ -366,10 +366,10 @@ def _require_one_promise(
             "the module says what is trained: leave the plan's trained out, and freeze other parts "
             "by requires_grad_(False)"
         )
-    if plan.num_clients != num_clients or plan.hosting.units_per_node > 1:
+    if plan.num_clients != num_clients or plan.hosting.max_units > 1:
         raise ValueError(
             f"the plan must be of num_clients={num_clients}, each at a node of its own, got "
-            f"num_clients={plan.num_clients}, units_per_node={plan.hosting.units_per_node}"
+            f"num_clients={plan.num_clients}, {plan.hosting.limit}={plan.hosting.max_units}"
         )
 
 

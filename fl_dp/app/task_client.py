@@ -415,12 +415,7 @@ def _metrics(
 
 def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
     instruction = RoundInstruction.from_config(config)
-    if instruction is None:
-        return False
-    names = {instruction.utility}
-    if instruction.bundle is not None:
-        names.update(metric.name for metric in instruction.bundle.metrics)
-    return not names.isdisjoint(_MEASURED)
+    return instruction is not None and not instruction.asked_metrics.isdisjoint(_MEASURED)
 
 
 def _max_loss(settings: Settings) -> float | None:

@@ -151,7 +151,7 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
 
 
 def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
-    """Return an app's mods with the noise outside them, and compression outside that.
+    """Return an app's mods with the noise outside them, and the encoding outside that.
 
     Raises:
         ValueError: One of the two is among the mods: noise would be added twice.
@@ -169,11 +169,10 @@ def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
         return None
     if instruction.sums_units:
         raise ValueError("noise at the client is for nodes of one unit: send no units")
-    asks_metrics = instruction.bundle is not None and instruction.bundle.metrics
-    if instruction.utility is not None or asks_metrics:
+    if asked := sorted(instruction.asked_metrics):
         raise ValueError(
-            "with noise at the client nothing but the noised update may leave: ask for no utility "
-            "or metric"
+            "with noise at the client nothing but the noised update may leave: ask for no "
+            f"'{asked[0]}'"
         )
     return instruction.client_noise
 

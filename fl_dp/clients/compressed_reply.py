@@ -33,7 +33,7 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
     for key, model in list(message.content.array_records.items()):
         message.content[key] = widen(model)
     instruction = instruction_of(message)
-    if instruction is None or instruction.compression is None:
+    if instruction is None or not instruction.encoding.encodes:
         return call_next(message, context)
     if instruction.sums_units:
         raise ValueError("a sum of units has to stay exact: send units or a compression, not both")
@@ -45,7 +45,7 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
         return reply
     update = layout.flatten(only_array_record(reply.content)) - origin
     # The update is private already, so this randomness need not be secure.
-    encoded = instruction.compression.encode(update, np.random.default_rng())
+    encoded = instruction.encoding.encode(update, np.random.default_rng())
     content = RecordDict({ENCODED_UPDATE: encoded})
     for key, record in reply.content.items():
         if not isinstance(record, ArrayRecord):

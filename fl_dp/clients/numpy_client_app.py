@@ -73,8 +73,8 @@ def numpy_client_app(
 
     - `num-examples` is 1 in every reply; only metrics that the instruction names are sent. The
       true number of records, from `fit`, becomes a weight on the node.
-    - A utility is `records` (that number) or a metric of `fit`, for instance its `loss`; one that
-      is missing or no number is not sent.
+    - What a selection asks is `records` (that number) or a metric of `fit`, for instance its
+      `loss`; one that is missing or no number is not sent.
     - An evaluate message with a query (`evaluate_federation`) gets bounded measurements of each
       hosted unit; one without, what any Flower client answers.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); without `units`,
@@ -223,10 +223,9 @@ def _answer_of_one(
 ) -> tuple[ArrayRecord, MetricRecord]:
     """The arrays and metrics of a node's only unit that the server may see."""
     required: dict[str, float] = {"num-examples": 1}
-    if instruction.utility is not None:
-        utility = unit.utility(instruction.utility)
-        if not math.isnan(utility):
-            required[UTILITY_METRIC] = utility
+    asked = unit.asked_of(instruction)
+    if not math.isnan(asked):
+        required[UTILITY_METRIC] = asked
     arrays = unit.weighted_arrays(model, instruction.weight_cap)
     return arrays, metric_record(required, unit.measured(instruction.bundle))
 

@@ -152,10 +152,10 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
         raise ValueError("to sum gradients a node needs a bundle and a sampling_rate")
     if instruction.units is not None:
         raise ValueError("the server does not know of single records, and can't name them")
-    if len(bundle.clipping_norms) != 1 or bundle.unclipped_bit or bundle.metrics:
+    if len(bundle.clipping_norms) != 1 or bundle.unclipped_bit or instruction.asked_metrics:
         raise ValueError("a record's gradient has one clipping norm, and nothing goes with it")
-    if instruction.weight_cap is not None or instruction.utility is not None:
-        raise ValueError("a record has neither a weight nor a utility")
+    if instruction.weight_cap is not None:
+        raise ValueError("a record has no weight")
     if instruction.max_units > bundle.max_units:
         raise ValueError(
             f"at this noise at most {bundle.max_units} records can be summed exactly, got "

@@ -73,9 +73,9 @@ def _of_training(message: Message) -> AskedSum:
     instruction = instruction_of(message)
     if instruction is None or instruction.bundle is None or instruction.secure_sum is None:
         raise Refused("terms", "the message does not say how units are clipped, and at what price")
-    if instruction.sampling_rate is None or instruction.utility is not None:
+    if instruction.sampling_rate is None or instruction.asks_each_unit:
         raise Refused("terms", "the units of a secure sum are told alike, and report nothing")
-    if instruction.client_noise is not None or instruction.compression is not None:
+    if instruction.client_noise is not None or instruction.encoding.encodes:
         raise Refused("terms", "a secure sum has its own noise and its own encoding")
     # A record is charged for what it moves itself, or as what it moves of its client's update.
     if instruction.of_records != (instruction.secure_sum.unit in OF_RECORDS) and (

@@ -14,6 +14,7 @@ from flwr.client import Client, NumPyClient
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.option_errors import require_positive
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import own_copy, plain_array
 from fl_dp.updates.clipped_sum import Rows
@@ -56,14 +57,15 @@ class UnitReport:
         values = {metric.name: number_in(self.metrics, metric.name) for metric in asked}
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
-    def utility(self, name: str) -> float:
-        """The utility of that name, NaN if there is none.
+    def asked_of(self, instruction: RoundInstruction) -> float:
+        """The utility that an instruction asks for, NaN if there is none.
 
         `records` is the number of records; any other name is a metric of `fit`.
         """
+        name = instruction.utility
         if name == RECORDS_UTILITY:
             return real_number(self.num_examples)
-        return number_in(self.metrics, name)
+        return math.nan if name is None else number_in(self.metrics, name)
 
 
 @dataclass(frozen=True, kw_only=True)

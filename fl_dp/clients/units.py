@@ -37,7 +37,7 @@ from .owner.cut_off import Apart
 from .owner.slots import Slots, present_slots
 from .records import Config
 from .simulated_failures import note_failure, unless_simulated
-from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
+from .trained_unit import TrainedRows, TrainedUnit, numpy_client_of, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -141,7 +141,7 @@ def sum_of_units(
         note_failure(node.failures[0], whole_node=len(node.failures) == len(chosen))
     node.log_norms()
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
-    if instruction.utility is not None:
+    if instruction.asks_each_unit:
         metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
     return node.sums.updates.steps(), metrics
 
@@ -173,7 +173,7 @@ class _NodeSums:
         """Add one unit; if that raises, it contributes zero."""
         measured = trained.measured(self.sums.bundle)
         # Before the arrays are checked: one record could spoil these, and not the report.
-        self.utilities[unit] = self._utility(trained)
+        self.utilities[unit] = trained.asked_of(self.instruction)
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
         norm = self.sums.add(arrays, measured)  # nothing after it may fail
         self._log_unless_finite(unit, norm)
@@ -224,7 +224,7 @@ class _NodeSums:
         for row, (unit, report) in enumerate(zip(rows.units, rows.reports, strict=True)):
             with Contained(unless_simulated(_FAILED), unit) as attempt:
                 measured = report.measured(self.sums.bundle)
-                utilities[unit] = self._utility(report)
+                utilities[unit] = report.asked_of(self.instruction)
                 weights.append(report.weight(self.instruction.weight_cap))
                 accepted.append((row, unit, measured))
             if attempt.failure is not None:
@@ -266,12 +266,6 @@ class _NodeSums:
         if not math.isfinite(norm):
             logger.warning("the update of unit %d is not finite and contributes zero", unit)
 
-    def _utility(self, report: UnitReport) -> float:
-        name = self.instruction.utility
-        if name is None:
-            return math.nan
-        return report.utility(name)
-
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
     """Return the bundle of an instruction to several units, after checks."""
@@ -282,7 +276,7 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
             raise ValueError("either the server names the units or the node draws them, not both")
         if len(set(instruction.units)) != len(instruction.units):
             raise ValueError("a unit takes part once: twice would double what it can move")
-    elif instruction.utility is not None:
+    elif instruction.asks_each_unit:
         raise ValueError(
             "utilities would tell how many units the node has drawn: ask without a sampling_rate"
         )

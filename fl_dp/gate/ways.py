@@ -1,6 +1,6 @@
 """Ways of an update out of a site: the owner's mods around the app, one class for each promise.
 
-owner's noise -> policy -> compression -> clip and noise -> the app          (`local`)
+owner's noise -> policy -> encoding -> clip and noise -> the app          (`local`)
 owner's sums -> policy -> share of noise and masks -> clip -> the app        (`distributed`)
 policy -> clip -> the app                                                    (`clip`)
 owner's pins -> policy -> charge -> the named app                            (`record`)

@@ -59,7 +59,7 @@ class CentralPlan(ServerNoisePlan):
     @property
     def hosting(self) -> Hosting:
         """Hosting of units on nodes."""
-        return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
+        return Hosting(max_units=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
         """Refuse a law that does not go with these neighbours, schedule or nodes."""

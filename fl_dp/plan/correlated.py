@@ -61,7 +61,7 @@ class CorrelatedPlan(ServerNoisePlan):
     @property
     def hosting(self) -> Hosting:
         """Hosting of units on nodes."""
-        return Hosting(units_per_node=self.units_per_node)
+        return Hosting(max_units=self.units_per_node)
 
     @property
     def trusted(self) -> str:

@@ -36,7 +36,7 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
     @property
     def hosting(self) -> Hosting:
         """Hosting of clients on nodes."""
-        return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
+        return Hosting(max_units=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
         """Refuse a cohort that rests, or whose units would have to be named to nodes."""

@@ -55,7 +55,7 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     @property
     def hosting(self) -> Hosting:
         """Hosting of records on nodes."""
-        return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
+        return Hosting(max_units=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
 
     def check(self) -> None:
         """Refuse a training without records, and a cap: no ledger counts a record's rounds."""

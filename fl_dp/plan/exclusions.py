@@ -99,7 +99,7 @@ EXCLUSIONS: tuple[Exclusion[TrainingOptions], ...] = (
     ),
     Exclusion(
         options=("compression.up", "units_per_node", "coins_at_nodes", "secure_sum"),
-        when=lambda asked: asked.compression.up != "none" and (asked.sums_at_nodes or asked.masked),
+        when=lambda asked: asked.compression.encodes and (asked.sums_at_nodes or asked.masked),
         why="compressed updates would round sums that have to stay exact: those of a node's units, "
         "and masked ones, which then no longer add up",
         instead="leave compression.up out, or have one unit a node and coins at the server; secure "

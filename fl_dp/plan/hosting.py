@@ -18,16 +18,16 @@ class Hosting:
     """The distribution of privacy units over Flower's nodes.
 
     Attributes:
-        units_per_node: Most units of a node. Above 1, a node answers with the sum of its units'
+        max_units: Most units of a node. Above 1, a node answers with the sum of its units'
             clipped updates, and is trusted to clip them.
         coins_at_nodes: Each node flips the coins of its own units and keeps their number secret; it
             is trusted with them.
         nodes: Number of nodes where units are records. An update is then one record's gradient,
-            and a node keeps its number of records secret, up to `units_per_node`. None: units are
+            and a node keeps its number of records secret, up to `max_units`. None: units are
             clients, on as many nodes as needed.
     """
 
-    units_per_node: int = 1
+    max_units: int = 1
     coins_at_nodes: bool = False
     nodes: int | None = None
 
@@ -37,9 +37,9 @@ class Hosting:
         Raises:
             ValueError: There is no node, or a node would host no unit.
         """
-        if self.units_per_node < 1:
+        if self.max_units < 1:
             raise OptionError(
-                f"{self.limit} must be at least 1, got {self.units_per_node}", option=self.limit
+                f"{self.limit} must be at least 1, got {self.max_units}", option=self.limit
             )
         if self.nodes is not None and self.nodes < 1:
             raise OptionError(f"nodes must be at least 1, got {self.nodes}", option="nodes")
@@ -62,11 +62,11 @@ class Hosting:
     @property
     def distinct_units(self) -> int:
         """Most units of one node that the server distinguishes: 1 where they are records."""
-        return 1 if self.of_records else self.units_per_node
+        return 1 if self.of_records else self.max_units
 
     def nodes_of(self, units: int) -> int:
         """Return the number of nodes that host `units` units."""
-        return -(-units // self.units_per_node) if self.nodes is None else self.nodes
+        return -(-units // self.max_units) if self.nodes is None else self.nodes
 
     def most_drawn(self, sampling: Sampling) -> int:
         """Return the most units of one node in a round, except with probability below 1e-8.
@@ -74,15 +74,15 @@ class Hosting:
         Only a sum's range depends on it: a larger sum is cut.
         """
         if not (self.coins_at_nodes and isinstance(sampling, PoissonSampling)):
-            return self.units_per_node
-        mean = sampling.expected_cohort(self.units_per_node)
+            return self.max_units
+        mean = sampling.expected_cohort(self.max_units)
         # Six deviations, and as many units where they are few (Bernstein's inequality).
-        return min(self.units_per_node, ceil(mean + 6.0 * sqrt(mean) + 12.0))
+        return min(self.max_units, ceil(mean + 6.0 * sqrt(mean) + 12.0))
 
     @property
     def sums_at_nodes(self) -> bool:
         """Whether nodes answer with sums of their units' clipped updates."""
-        return self.units_per_node > 1 or self.coins_at_nodes
+        return self.max_units > 1 or self.coins_at_nodes
 
     def trusted(self, sampling: Sampling) -> str:
         """Return the trusted parties where the server adds the noise, in words."""
@@ -91,11 +91,11 @@ class Hosting:
                 "the server, with sums and noise; each node, with its units' updates and their "
                 "coins"
             )
-        if self.units_per_node > 1:
+        if self.max_units > 1:
             sums = "sums and noise" if sampling.visible else "sums, coins and noise"
             return (
                 f"the server, with {sums}; each node, with the updates of its up to "
-                f"{self.units_per_node} units and their clipping"
+                f"{self.max_units} units and their clipping"
             )
         coins = "" if sampling.visible else ", the coins"
         return f"the server, with the clients' updates{coins} and the noise"
@@ -106,9 +106,9 @@ class Hosting:
         Raises:
             OptionError: With what to write instead.
         """
-        if self.nodes is not None and self.nodes * self.units_per_node < declared:
+        if self.nodes is not None and self.nodes * self.max_units < declared:
             raise OptionError(
-                f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
+                f"{self.nodes} nodes of at most {self.max_units} records can't hold the "
                 f"num_records={declared} that are declared: write the most records that one "
                 "node may have, max_records=..., which is public",
                 option="max_records",

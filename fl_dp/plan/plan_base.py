@@ -269,7 +269,7 @@ class Plan(Arguments, ABC):
         self.hosting.check(self.num_units)
         self.check()
         self._check_relation()
-        self._check_own_groups()
+        self.sampling.check_budget(self.budget.epsilon, self.other_releases)
         if not self.is_draft:
             require_positive(noise_multiplier=self.noise_multiplier)
             self.check_noise()
@@ -584,27 +584,6 @@ class Plan(Arguments, ABC):
                 option="neighboring_relation",
             )
 
-    def _check_own_groups(self) -> None:
-        """Refuse a budget that is not the groups' largest, and other releases charged by group."""
-        law = self.sampling
-        if not isinstance(law, OwnRatesSampling):
-            return
-        largest = law.own_groups[-1].budget
-        if self.budget.epsilon != largest:
-            raise OptionError(
-                f"epsilon={self.budget.epsilon} must be the largest of the budgets: "
-                f"write epsilon={largest}, and no noise_multiplier, as noise for "
-                "groups with budgets of their own is calibrated",
-                option="epsilon",
-            )
-        if any(law.event_for(0, event) != event for event, _ in self.other_releases):
-            raise OptionError(
-                "another release is sampled at the rate of the last group, or noised like a "
-                "client's message, and would be charged at each group's own: change its rate a "
-                "little, or leave it out",
-                option="other_releases",
-            )
-
     def _check_law(self) -> None:
         """Refuse other laws than the kind's; a subclass is another law."""
         if "sampling" not in vars(self):
@@ -640,7 +619,7 @@ class Plan(Arguments, ABC):
         """Refuse more units than sums hold without rounding, of the roster or of one node."""
         # The finer the noise, the finer the grid, and the fewer units it sums without rounding.
         units, name, lower = self.num_units, "clients", ""
-        if (hosted := self.hosting.units_per_node) > units:
+        if (hosted := self.hosting.max_units) > units:
             units, name = hosted, "units of one node"
             lower = f", or write less than {self.hosting.limit}={hosted}"
         if self.bundle(self.noise_multiplier).max_units < units:

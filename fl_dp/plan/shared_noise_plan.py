@@ -127,7 +127,7 @@ class SharedNoisePlan(Plan):
         units = ""
         if self.hosting.of_records:
             units = ", with its records and their coins,"
-        elif self.hosting.units_per_node > 1:
+        elif self.hosting.max_units > 1:
             units = ", with the updates of its units,"
         return self._trusted(f"each node's own software{units}")
 
@@ -235,7 +235,7 @@ class SharedNoisePlan(Plan):
                 "secure_sum.reply_after=..., in seconds, or sampling_rate=1",
                 option="secure_sum.reply_after",
             )
-        if (hosted := self.hosting.units_per_node) > MOST_UNITS:
+        if (hosted := self.hosting.max_units) > MOST_UNITS:
             raise OptionError(
                 f"a node of a secure sum adds up at most {MOST_UNITS} units as exactly as they are "
                 f"charged, and may have {self.hosting.limit}={hosted}: spread them over more "

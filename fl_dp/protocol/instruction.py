@@ -158,6 +158,22 @@ class RoundInstruction:
         return VectorLayout.of(model, self.trained)
 
     @property
+    def encoding(self) -> Compression:
+        """How the client's update travels: encoded, or as its model."""
+        return Compression() if self.compression is None else self.compression
+
+    @property
+    def asks_each_unit(self) -> bool:
+        """Whether each unit tells a number of its own, which shows how many take part."""
+        return self.utility is not None
+
+    @property
+    def asked_metrics(self) -> set[str]:
+        """Names of what units report of their training."""
+        metrics = () if self.bundle is None else self.bundle.metrics
+        return {metric.name for metric in metrics} | {self.utility or ""} - {""}
+
+    @property
     def sums_units(self) -> bool:
         """Whether the node answers with a sum of clipped units instead of a model."""
         return self.units is not None or self.sampling_rate is not None

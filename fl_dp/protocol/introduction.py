@@ -48,6 +48,45 @@ class Ability(StrEnum):
     """It applies a weight to its update."""
 
 
+LACKING = {
+    Ability.STATISTICS: (
+        "nodes contribute values of their own to this statistic, and its app has none: write "
+        "numpy_client_app(client_fn, statistics_fn=values_of), where values_of(context, unit, "
+        "config, name) returns one unit's values"
+    ),
+    Ability.EVALUATION: (
+        "nodes contribute bounded measurements of a model, and its app makes none: write "
+        "numpy_client_app(client_fn). A plain ClientApp's @app.evaluate() is measured by an "
+        "Evaluation, where a CentralPlan lets the server bound what it replies"
+    ),
+    Ability.NOISE: (
+        "each client adds the noise of this training itself, and its app adds none: write "
+        "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
+    ),
+    Ability.RECORDS: (
+        "the units of the training are records, and its app adds up none: give "
+        "numpy_client_app(records=NodeRecords(...))"
+    ),
+    Ability.UNITS: (
+        "a node hosts several units in this training, and its app hosts one: give "
+        "numpy_client_app(client_fn, units=NodeUnits(...)), or plan units_per_node=1"
+    ),
+    Ability.SUMS: (
+        "nodes flip the coins of their units and answer with sums, and its app does not: write "
+        "numpy_client_app(client_fn), or plan coins_at_nodes=False"
+    ),
+    Ability.WEIGHTS: (
+        "clients apply the weights of weight_cap themselves, and its app applies none: write "
+        "numpy_client_app(client_fn), or leave weight_cap out"
+    ),
+    Ability.UTILITY: (
+        "the selection asks clients for a utility, and its app tells none: write "
+        "numpy_client_app(client_fn), or another selection"
+    ),
+}
+"""What is said of an app without an ability that is needed, in the order in which it is said."""
+
+
 def forms_of(arrays: ArrayRecord) -> dict[str, Form]:
     """Shape and dtype of each array by name."""
     return {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}

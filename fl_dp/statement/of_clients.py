@@ -9,7 +9,7 @@ from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
-from fl_dp.plan import Plan
+from fl_dp.plan import DistributedNoise, Plan
 from fl_dp.plan.ceiling import Neighbours
 from fl_dp.plan.plan_base import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
@@ -45,6 +45,9 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))
     not_covered += _not_covered_of_plan(plan, enforcement)
     trusted = plan.trusted_behind_gates() if enforcement else plan.trusted
+    own: tuple[OwnPromise, ...] | None = None
+    if isinstance(plan.sampling, OwnRatesSampling):
+        own = _own_budgets(ledger, plan.sampling)
     mechanism = plan.mechanism
     if plan.unit == "person":
         mechanism += MEAN_OF_A_PERSON
@@ -83,10 +86,10 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         ledger=ledger.name,
         anchor=ledger.anchor,
         account=_account(ledger),
-        secure_sums=_secure_sums(ledger),
-        own_budgets=_own_budgets(ledger),
+        secure_sums=None if plan.noise is None else _secure_sums(ledger, plan.noise),
+        own_budgets=own,
         hyper_parameters=chosen,
-        epsilon_of_several=several_records_of(ledger),
+        epsilon_of_several=None if plan.unit == "client" else several_records_of(ledger),
         second_figure=second,
         enforcement=enforcement,
     )
@@ -162,11 +165,8 @@ def _account(ledger: SpentLedger) -> AccountClaims:
     )
 
 
-def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
-    """Return the promise to each group with its own budget; None without such groups."""
-    law = ledger.plan.sampling
-    if not isinstance(law, OwnRatesSampling):
-        return None
+def _own_budgets(ledger: SpentLedger, law: OwnRatesSampling) -> tuple[OwnPromise, ...]:
+    """Return the promise to each group with its own budget."""
     promises: list[OwnPromise] = []
     for group, bounds in zip(law.own_groups, ledger.own_promises(), strict=True):
         promise = OwnPromise(
@@ -177,14 +177,12 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
             noise_scale=1.0 / group.scale,
         )
         promises.append(promise)
-    return tuple(promises) or None
+    return tuple(promises)
 
 
-def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
-    """Return the promises of secure sums; None: noise is not in shares."""
-    plan, noise = ledger.plan, ledger.plan.noise
-    if noise is None:
-        return None
+def _secure_sums(ledger: SpentLedger, noise: DistributedNoise) -> SecureSumClaims:
+    """Return the promises of secure sums."""
+    plan = ledger.plan
     planned = freeze([(plan.event_at(multiplier), 1) for multiplier in plan.noise_multipliers])
     # Other releases may have their noise elsewhere, and could look the same.
     rounds = dict(planned).keys() - dict(plan.other_releases).keys()

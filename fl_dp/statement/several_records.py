@@ -46,15 +46,13 @@ def epsilon_at_several_clients(
     return epsilons
 
 
-def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
-    """Return the same for a training of records or persons; None: of clients.
+def several_records_of(ledger: SpentLedger) -> dict[str, float | None]:
+    """Return the same for a training of records or persons.
 
     A person at several nodes is several units. An update is clipped as a whole: many changed
     records of one client move it no more than one does. Records of sums each move the sum.
     """
     plan = ledger.plan
-    if plan.unit == "client":
-        return None
     if not plan.hosting.of_records:
         best = ledger.promise().best
         at_one_client = best if math.isfinite(best) else None

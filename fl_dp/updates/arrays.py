@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
@@ -28,6 +28,7 @@ _STYPE = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
 _VOID16 = np.dtype("V2")  # of what ml_dtypes defines, only bfloat16 is two bytes long
 _BITS16 = (np.dtype(np.uint16), np.dtype(np.int16))
+_NPY_HEADER = 128  # bytes before the items of an array's .npy file
 _LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little parsing for an attacker to cause
 
 
@@ -51,6 +52,16 @@ class ArrayForm:
     def dtype(self) -> np.dtype[Any]:
         """Dtype that NumPy computes with: float32 for bfloat16, else the stored one."""
         return np.dtype(np.float32) if self.bfloat16 else self.stored
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of an array's .npy file."""
+        return _NPY_HEADER + self.stored.itemsize * math.prod(self.shape)
+
+
+def array_bytes(arrays: ArrayRecord) -> int:
+    """Bytes of a record's arrays, with the headers of their .npy files."""
+    return sum(len(array.data) for array in arrays.values())
 
 
 def array_form(dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:

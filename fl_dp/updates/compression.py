@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from .arrays import ArrayForm, array_form, read
+from .arrays import ArrayForm, array_bytes, array_form, read
 from .compression_options import NARROW_FORMATS, CompressionOptions
 from .layout import RefusedUpdate, VectorLayout, only_array_record
 from .narrow import narrow, narrow_form, narrow_values
@@ -38,8 +38,6 @@ from .quantization import (
 
 ENCODED_UPDATE = "fl-dp-encoded-update"
 """Name of a reply's only ArrayRecord if that holds an encoded update instead of a model."""
-
-_NPY_HEADER = 128  # bytes before the items of an array's .npy file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +89,17 @@ class Compression(CompressionOptions):
         update[_decoded_indices(items["places"], count, size)] = numbers
         return update
 
+    def update_in(self, content: RecordDict, size: int) -> ArrayRecord | NDArray[np.float64]:
+        """The content of a reply: a model, or the update of `size` coordinates that it encodes.
+
+        A client without encodings answers with its model.
+
+        Raises:
+            RefusedUpdate: It has not exactly one ArrayRecord, or that can't be decoded.
+        """
+        record = only_array_record(content)
+        return self.decode(record, size) if ENCODED_UPDATE in content.array_records else record
+
     def narrow(self, model: ArrayRecord) -> ArrayRecord:
         """The model as it is sent; `widen` is its inverse but for the rounding."""
         return model if self.down == "none" else narrow(model, self.down)
@@ -100,9 +109,9 @@ class Compression(CompressionOptions):
 
         Public: it depends on shapes and settings alone.
         """
-        if self.up == "none":
+        if not self.encodes:
             return array_bytes(model)
-        return sum(map(_file_bytes, self._forms(layout.size).values()))
+        return sum(form.file_bytes for form in self._forms(layout.size).values())
 
     def _forms(self, size: int) -> dict[str, ArrayForm]:
         """The form of each array in an encoding of `size` coordinates."""
@@ -129,32 +138,6 @@ class Compression(CompressionOptions):
             "scales": Array(quantized.scales.astype("<f8")),
             "codes": Array(quantized.codes),
         }
-
-
-def update_in(
-    content: RecordDict, compression: Compression | None, size: int
-) -> ArrayRecord | NDArray[np.float64]:
-    """The content of a reply: a model, or the update of `size` coordinates that it encodes.
-
-    A client without encodings answers with its model.
-
-    Raises:
-        RefusedUpdate: It has not exactly one ArrayRecord, or that can't be decoded.
-    """
-    record = only_array_record(content)
-    if ENCODED_UPDATE not in content.array_records:
-        return record
-    return (compression or Compression()).decode(record, size)
-
-
-def sum_bytes(layout: VectorLayout) -> int:
-    """Bytes of the arrays of a node's own sum, which is in float64."""
-    return sum(_file_bytes(spec.form) for spec in layout.in_float64().released)
-
-
-def array_bytes(arrays: ArrayRecord) -> int:
-    """Bytes of a record's arrays, with the headers of their .npy files."""
-    return sum(len(array.data) for array in arrays.values())
 
 
 def _largest(update: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -213,7 +196,3 @@ def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
     if form != wanted:
         raise RefusedUpdate(f"its {name} are not as long or not of the kind that was asked for")
     return values
-
-
-def _file_bytes(form: ArrayForm) -> int:
-    return _NPY_HEADER + form.stored.itemsize * math.prod(form.shape)

@@ -34,6 +34,11 @@ class CompressionOptions(Arguments):
     fraction: float = 0.1
     down: str = "none"
 
+    @property
+    def encodes(self) -> bool:
+        """Whether updates are encoded."""
+        return self.up != "none"
+
     def __post_init__(self) -> None:
         """Validate.
 

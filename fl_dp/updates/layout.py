@@ -116,6 +116,11 @@ class VectorLayout:
         wide = (replace(spec, form=array_form(np.float64, spec.shape)) for spec in self.released)
         return replace(self, released=tuple(wide))
 
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the arrays of a node's own sum, which is in float64."""
+        return sum(spec.form.file_bytes for spec in self.in_float64().released)
+
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
         """The released arrays alone, bfloat16 ones as float32."""
         released: dict[str, Array] = {}

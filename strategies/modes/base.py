@@ -29,8 +29,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY
-from fl_dp.updates import Compression, VectorLayout
-from fl_dp.updates.compression import update_in
+from fl_dp.updates import VectorLayout
 
 from ..message_exchange import Ask
 from ..selection import Observation
@@ -88,8 +87,8 @@ class Mode(ABC):
     def __init__(self, layout: VectorLayout, instruction: RoundInstruction) -> None:
         """Prepare a round with the layout of the model that is sent.
 
-        `instruction` is what the strategy asks of every client in any mode: its weight, utility
-        and compression. A mode adds its own needs.
+        `instruction` is what the strategy asks of every client in any mode. A mode adds its own
+        needs.
         """
         self.layout = layout
         self.instruction = instruction
@@ -162,18 +161,17 @@ class Mode(ABC):
         return [m.name for m in bundle.metrics if len(measured.get(m.name, (0.0,))) != 1]
 
     def update_in(self, content: RecordDict) -> ArrayRecord | NDArray[np.float64]:
-        """One unit's update in a reply. See `fl_dp.updates.compression.update_in`."""
-        return update_in(content, self.instruction.compression, self.layout.size)
+        """One unit's update in a reply. See `Compression.update_in`."""
+        return self.instruction.encoding.update_in(content, self.layout.size)
 
     @property
     def reads_models(self) -> bool:
         """Whether replies are models in the model's own dtypes, neither encoded nor summed."""
-        return self.instruction.compression is None
+        return not self.instruction.encoding.encodes
 
     def reply_bytes(self, model: ArrayRecord) -> int:
         """Bytes of a reply's arrays: public, from shapes and settings."""
-        compression = self.instruction.compression or Compression()
-        return compression.reply_bytes(model, self.layout)
+        return self.instruction.encoding.reply_bytes(model, self.layout)
 
 
 def coin_rate(plan: Plan) -> float | None:
@@ -207,9 +205,3 @@ def single_number(
     """A client's metric if it reported one number under that name, else `missing`."""
     values = measured.get(name, ())
     return values[0] if len(values) == 1 else missing
-
-
-def observed(unit: Unit, server_round: int, norm: float, report: float) -> Observation:
-    """A unit's observation; a report of NaN counts as none."""
-    utility = None if math.isnan(report) else report
-    return Observation(unit=unit, server_round=server_round, update_norm=norm, utility=utility)

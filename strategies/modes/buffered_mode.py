@@ -13,7 +13,7 @@ from fl_dp.protocol.message_keys import UTILITY_METRIC
 
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import numbers_of, observed, single_number
+from .base import numbers_of, single_number
 from .central_mode import CentralMode
 from .planned import ChargedRound
 
@@ -52,4 +52,4 @@ class BufferedMode(CentralMode):
                 sent = self.layout.flatten(sent) - origin
         reports = {name: single_number(measured, name) for name in measured}
         norm = self.sums.add(sent, reports, weight=weight)
-        return [observed(unit, server_round, norm, single_number(measured, UTILITY_METRIC))]
+        return [Observation.of(unit, server_round, norm, single_number(measured, UTILITY_METRIC))]

@@ -14,12 +14,11 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
 from fl_dp.protocol.message_keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, only_array_record
-from fl_dp.updates.compression import sum_bytes
 
 from ..message_exchange import Ask
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import Cohort, Released, coin_rate, numbers_of, observed, single_number
+from .base import Cohort, Released, coin_rate, numbers_of, single_number
 from .planned import ChargedRound, PlannedMode
 from .scalars import released_by
 
@@ -51,7 +50,7 @@ class CentralMode(PlannedMode[Plan]):
         self.instruction = replace(
             charged.instruction,
             bundle=bundle if nodes_need_bundle else None,
-            max_units=plan.hosting.units_per_node,
+            max_units=plan.hosting.max_units,
             sampling_rate=coin_rate(plan),
         )
         self._sums = BundleSum(bundle, charged.layout, charged.origin)
@@ -71,7 +70,7 @@ class CentralMode(PlannedMode[Plan]):
     def reply_bytes(self, model: ArrayRecord) -> int:
         """Bytes of a reply's arrays; public."""
         if self._plan.hosting.sums_at_nodes:
-            return sum_bytes(self.layout)
+            return self.layout.sum_bytes
         return super().reply_bytes(model)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
@@ -96,19 +95,21 @@ class CentralMode(PlannedMode[Plan]):
         """Clip one unit and add it, or add a node's own sums. See `Mode.fold`."""
         measured = numbers_of(content)
         if self._plan.hosting.sums_at_nodes:
-            most = min(len(units), self._plan.hosting.units_per_node)
+            most = min(len(units), self._plan.hosting.max_units)
             self._sums.add_node(
                 only_array_record(content), measured.get(SCALARS_METRIC, []), max_units=most
             )
             # NaN: no report.
             reports = [*measured.get(UTILITY_METRIC, []), *[math.nan] * len(units)]
             return [
-                observed(unit, server_round, math.nan, report)
+                Observation.of(unit, server_round, math.nan, report)
                 for unit, report in zip(units, reports, strict=False)
             ]
         unit = self.update_in(content)
         norm = self._sums.add(unit, {name: single_number(measured, name) for name in measured})
-        return [observed(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))]
+        return [
+            Observation.of(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))
+        ]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Add the noise to every sum. See `Mode.release`."""

@@ -21,7 +21,7 @@ from fl_dp.updates.clipped_sum import PlainSum
 from ..message_exchange import Ask
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import Released, observed
+from .base import Released
 from .node_budget import budget_for_nodes
 from .planned import ChargedRound, PlannedMode
 
@@ -42,7 +42,7 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
 
         def of_group(group: int) -> RoundInstruction:
             noise = client_noise_of(
-                plan, charged.noise_multiplier, instruction.compression, group=group
+                plan, charged.noise_multiplier, instruction.encoding, group=group
             )
             return replace(instruction, client_noise=noise)
 
@@ -63,7 +63,7 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
     def rehearsal_instruction(cls, plan: LocalPlan, asked: RoundInstruction) -> RoundInstruction:
         """Noise that clients are to add."""
         # The first group's noise, with the largest budget: no node knows its group yet.
-        noise = client_noise_of(plan, plan.noise_multipliers[0], asked.compression, group=0)
+        noise = client_noise_of(plan, plan.noise_multipliers[0], asked.encoding, group=0)
         if noise.epsilon is not None:
             noise = replace(noise, epsilon=plan.budget.epsilon)
         return RoundInstruction(server_round=1, client_noise=noise)
@@ -87,7 +87,7 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
         weight = self._groups[group].weight if self._groups else 1.0
         norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
-        return [observed(units[0], server_round, norm, math.nan)]
+        return [Observation.of(units[0], server_round, norm, math.nan)]
 
     def _group(self, unit: Unit) -> int:
         if not self._groups:
@@ -103,7 +103,7 @@ class ClientNoiseMode(PlannedMode[LocalPlan]):
 
 
 def client_noise_of(
-    plan: LocalPlan, noise_multiplier: float, compression: Compression | None, *, group: int
+    plan: LocalPlan, noise_multiplier: float, encoding: Compression, *, group: int
 ) -> NoiseInstruction:
     """The noise that clients add in a round, before they encode their updates.
 
@@ -125,17 +125,17 @@ def client_noise_of(
         epsilon=epsilon,
         delta=delta,
         neighboring_relation=str(plan.neighboring_relation),
-        levels=_levels(plan.scheme, noise_multiplier, plan.clipping_norm, compression),
+        levels=_levels(plan.scheme, noise_multiplier, plan.clipping_norm, encoding),
     )
 
 
 def _levels(
-    scheme: str, noise_multiplier: float, clipping_norm: float, compression: Compression | None
+    scheme: str, noise_multiplier: float, clipping_norm: float, encoding: Compression
 ) -> int | None:
     """Number of grid points, equal to the encoder's levels; None: the default."""
-    if scheme != "exponential" or compression is None or compression.up != "quantize":
+    if scheme != "exponential" or encoding.up != "quantize":
         return None
-    levels = 1 << compression.bits
+    levels = 1 << encoding.bits
     try:
         GridExponentialMechanism(
             noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels

@@ -86,7 +86,7 @@ class PlannedMode(Mode, Generic[_Plan]):
         if hosting.of_records:
             return {Ability.RECORDS}
         needs: set[Ability] = set()
-        if hosting.units_per_node > 1:
+        if hosting.max_units > 1:
             needs.add(Ability.UNITS)
         if hosting.sums_at_nodes:
             needs.add(Ability.SUMS)

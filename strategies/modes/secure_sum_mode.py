@@ -51,7 +51,7 @@ class SecureSumMode(PlannedMode[SharedNoisePlan]):
         self.instruction = replace(
             charged.instruction,
             bundle=self._shared.bundle,
-            max_units=plan.hosting.units_per_node,
+            max_units=plan.hosting.max_units,
             of_records=plan.hosting.of_records,
             sampling_rate=1.0 if rate is None else rate,
             secure_sum=price_of_a_sum(plan),

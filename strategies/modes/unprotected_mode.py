@@ -18,7 +18,7 @@ from fl_dp.updates.clipped_sum import PlainSum
 from ..message_exchange import Ask
 from ..selection import Observation
 from ..unit_roster import Unit
-from .base import Mode, Released, numbers_of, observed, single_number
+from .base import Mode, Released, numbers_of, single_number
 
 
 class UnprotectedMode(Mode):
@@ -50,7 +50,9 @@ class UnprotectedMode(Mode):
         if math.isfinite(norm):
             self._weight += weight
             self._contributions += norm * weight > 0.0
-        return [observed(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))]
+        return [
+            Observation.of(units[0], server_round, norm, single_number(measured, UTILITY_METRIC))
+        ]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Divide by the weights; nothing moves if nobody replied."""

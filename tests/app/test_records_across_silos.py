@@ -150,9 +150,9 @@ def test_declared_records_divide_and_nothing_else() -> None:
     assert (plan.num_units, plan.num_clients) == (2000, 5)
     assert plan.denominator == 0.25 * 2000
     assert plan.hosting.nodes == 5
-    assert plan.hosting.units_per_node == 2000
+    assert plan.hosting.max_units == 2000
     bounded = make_plan(compose_settings([*SILOS, "rounds=6", "privacy.max_records=300"]))
-    assert bounded.hosting.units_per_node == 300
+    assert bounded.hosting.max_units == 300
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     # Whoever starts nodes without saying what they host has one client on each.
     assert settings.simulation.units_per_node == "auto"
     assert folder.read_settings().simulation.units_per_node == 1
-    assert folder.read_plan().hosting.units_per_node == 1
+    assert folder.read_plan().hosting.max_units == 1
 
 
 def test_what_was_released_without_its_ledger_can_not_go_on(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
-from fl_dp.updates.compression import ENCODED_UPDATE, update_in
+from fl_dp.updates.compression import ENCODED_UPDATE
 from fl_dp.updates.narrow import narrow
 
 SIZE = 40_000
@@ -42,7 +42,7 @@ def instruction(compression: Any, **fields: Any) -> RoundInstruction:
 def update_of(reply: Any, compression: Any, size: int) -> np.ndarray:
     assert not reply.has_error(), reply.error.reason
     assert list(reply.content.array_records) == [ENCODED_UPDATE]
-    update = update_in(reply.content, compression, size)
+    update = compression.update_in(reply.content, size)
     assert isinstance(update, np.ndarray)
     return update
 

@@ -83,7 +83,7 @@ def test_the_noise_is_shared_by_nodes_and_the_grid_is_for_a_batch() -> None:
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("hosted", [1, 20, 1000, 60_000])
 def test_more_records_than_the_grid_is_for_are_as_rare_as_said(rate: float, hosted: int) -> None:
-    hosting = Hosting(units_per_node=hosted, coins_at_nodes=True, nodes=5)
+    hosting = Hosting(max_units=hosted, coins_at_nodes=True, nodes=5)
     most = hosting.most_drawn(PoissonSampling(sampling_rate=rate))
     assert stats.binom.sf(most, hosted, rate) < 1e-8
     assert most <= hosted

@@ -31,8 +31,8 @@ from fl_dp.protocol.introduction import Ability
 from fl_dp.protocol.message_keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import LawSelection
 from fl_dp.updates import Compression
-from fl_dp.updates.arrays import narrowed, widened
-from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes
+from fl_dp.updates.arrays import array_bytes, narrowed, widened
+from fl_dp.updates.compression import ENCODED_UPDATE
 
 N, SIZE, CLIP = 10, 20_000, 0.5
 QUIET = 1e-4  # a noise multiplier: what is left is the update

@@ -177,7 +177,7 @@ class Ran:
 
 
 def nodes_of(plan: Plan, folder: Path) -> Answer:
-    nodes, units = plan.hosting.nodes_of(N), plan.hosting.units_per_node
+    nodes, units = plan.hosting.nodes_of(N), plan.hosting.max_units
     if isinstance(plan, SharedNoisePlan):
         update = [np.full(3, 0.1), np.full((2, 2), 0.1)]
         return SecureNodes(folder, [[update] * units] * nodes)

@@ -45,6 +45,7 @@ from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
 from fl_dp.strategies import DPFedAvg, LawSelection, UnprotectedFedAvg
+from fl_dp.updates import Compression
 
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
@@ -294,7 +295,7 @@ def test_each_message_is_as_noisy_as_its_groups_budget_needs(scheme: str) -> Non
         bounds = plan.epsilon(law.history_for(group, plan.history))
         assert 0.998 * BUDGETS[group] < bounds.best <= BUDGETS[group]
         # What a client of the group would charge for what it is told, by its own mechanism.
-        told = client_noise_of(plan, plan.noise_multiplier, None, group=group)
+        told = client_noise_of(plan, plan.noise_multiplier, Compression(), group=group)
         charged = law.event_for(group, plan.event_of(1))
         assert asdict(charged) == pytest.approx(asdict(told.mechanism().event()), rel=1e-12)
         assert told.epsilon == BUDGETS[group]

@@ -110,7 +110,7 @@ def test_a_node_that_is_gone_makes_room_for_another() -> None:
 
 @pytest.mark.parametrize(("count", "kind"), [(2, RosterIncomplete), (4, RosterTooLarge)])
 def test_a_roster_of_units_is_counted_in_nodes_and_told_in_units(count: int, kind: Any) -> None:
-    eight = Hosting(units_per_node=8)
+    eight = Hosting(max_units=8)
     with pytest.raises(kind) as refused:
         wait_for_roster(nodes(count), 20, timeout=0.1, hosting=eight, roster_may_grow=False)
     assert "20 clients, up to 8 on each of 3 nodes" in str(refused.value)

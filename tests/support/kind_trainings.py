@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_dp.strategies.companions import Beginning, Companions, Preparation
+from fl_dp.strategies.companions import Beginning, Companions, Preparation, Start
 from fl_dp.strategies.node_answers import Answers
 from fl_dp.strategies.rehearsal import ask_identities
-from fl_dp.strategies.round_loop import LoopOptions, Start
+from fl_dp.strategies.round_loop import LoopOptions
 from fl_dp.strategies.selection import selection_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from local_grid import Answer, LocalGrid, answer_with_app, answer_with_update

@@ -10,7 +10,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
-from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes, sum_bytes, update_in
+from fl_dp.updates.arrays import array_bytes
+from fl_dp.updates.compression import ENCODED_UPDATE
 
 SIZE = 5000
 EVERY = {
@@ -124,7 +125,7 @@ def test_an_encoding_is_as_short_as_its_bits(name: str, bits: float) -> None:
 def test_a_sum_of_units_is_eight_bytes_a_coordinate() -> None:
     layout = VectorLayout.of(model_of(1000))
     steps = layout.in_float64().unflatten(np.zeros(1000))
-    assert sum_bytes(layout) == array_bytes(steps) == 8000 + 128
+    assert layout.sum_bytes == array_bytes(steps) == 8000 + 128
 
 
 # What a hostile reply can't do.
@@ -222,18 +223,18 @@ def test_decoding_takes_memory_by_the_vector_and_not_by_what_a_reply_claims(name
 def test_a_plain_reply_is_read_as_a_model_whatever_was_asked_for() -> None:
     model = model_of(3)
     reply = RecordDict({"arrays": model, "metrics": MetricRecord()})
-    for asked in (None, Compression(down="float16"), *EVERY.values()):
-        assert update_in(reply, asked, 3) is model
+    for asked in (Compression(), Compression(down="float16"), *EVERY.values()):
+        assert asked.update_in(reply, 3) is model
 
 
 def test_an_encoded_update_that_nobody_asked_for_is_refused() -> None:
     reply = RecordDict({ENCODED_UPDATE: encoded(EVERY["3 bits"])})
-    for asked in (None, Compression(down="float16")):
+    for asked in (Compression(), Compression(down="float16")):
         with pytest.raises(RefusedUpdate, match="nobody asked"):
-            update_in(reply, asked, SIZE)
+            asked.update_in(reply, SIZE)
 
 
 def test_a_model_beside_an_encoded_update_is_refused() -> None:
     reply = RecordDict({"arrays": model_of(3), ENCODED_UPDATE: encoded(EVERY["3 bits"], 3)})
     with pytest.raises(RefusedUpdate, match="exactly one"):
-        update_in(reply, EVERY["3 bits"], 3)
+        EVERY["3 bits"].update_in(reply, 3)

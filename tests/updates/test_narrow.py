@@ -9,8 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fl_dp.updates import VectorLayout
-from fl_dp.updates.arrays import narrowed, values_of
-from fl_dp.updates.compression import array_bytes
+from fl_dp.updates.arrays import array_bytes, narrowed, values_of
 from fl_dp.updates.compression_options import NARROW_FORMATS
 from fl_dp.updates.narrow import narrow, widen
 

@@ -107,7 +107,7 @@ def _each_reply_needed(settings: Settings) -> str | None:
         ),
         "privacy=distributed hides a node among nodes": privacy.noised_by == "nodes",
         f"compression.up={settings.compression.up} encodes each update": (
-            settings.compression.up != "none"
+            settings.compression.encodes
         ),
         "selection.utility=update_norm needs each update": by_norm,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
 from fl_dp.tasks.fit import MODELS, TRAINED_FACTORS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
@@ -13,12 +12,8 @@ CHOICES = {
     "task.partition": (*PARTITIONS, "nodes"),
     "model.name": MODELS,
     "model.lora_train": TRAINED_FACTORS,
-    "privacy.scheme": tuple(SCHEMES),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
-    "dp_sgd.grad_sample_mode": ("records", "hooks", "ghost"),
-    "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
-    "schedule.spend": ("early", "late"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
     "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,

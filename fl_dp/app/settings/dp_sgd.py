@@ -158,7 +158,7 @@ _BY_DP_SGD = (
     made_by(
         record_steps,
         expected_batch_size=key(),
-        grad_sample_mode=key(),
+        grad_sample_mode=key(choices=("records", "hooks", "ghost")),
         physical_batch_size=key(),
         secure_randomness=key(),
     ),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from fl_dp.option_errors import OptionError
 
-from .checks import choices, tracked
+from .checks import choices, one_of, tracked
 from .docstring_sentences import sentences_of
 
 _OF_THE_MAKER: Any = object()
@@ -45,6 +45,7 @@ class KeyRule:
         check: A check that the type does not bring.
         tracked: Whether trackers get the value.
         tunable: Whether a candidate of a choice may change it.
+        choices: Its values, where it has a fixed set of names.
     """
 
     default: Any = _OF_THE_MAKER
@@ -52,6 +53,7 @@ class KeyRule:
     check: Callable[[str, Any], None] | None = None
     tracked: bool = True
     tunable: bool = False
+    choices: tuple[str, ...] = ()
 
 
 key = KeyRule
@@ -73,9 +75,12 @@ class MadeBy:
             hint, is_nullable, checks = _plain(hints[name])
             if rule.check is not None:
                 checks += (rule.check,)
+            if rule.choices:
+                checks += (functools.partial(one_of, allowed=rule.choices),)
             default = parameters[name].default if rule.default is _OF_THE_MAKER else rule.default
             metadata = dict(tracked(None, tunable=rule.tunable).metadata) if rule.tracked else {}
-            metadata |= {"help": _in_keys(sentences.get(name, "")), "checks": checks}
+            help_text = _in_keys(sentences.get(name, ""))
+            metadata |= {"help": help_text, "checks": checks, "choices": rule.choices}
             if inspect.isclass(default) and issubclass(default, Option):
                 yield name, default, field(default_factory=default, metadata=metadata)
                 continue

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from fl_dp.accounting import PrivacyBudget, default_delta
 from fl_dp.arguments import hints_of
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.as_json import KINDS
@@ -208,7 +209,7 @@ PROMISES: dict[str, type[PromiseOption]] = {
         ),
         _planned("buffered"),
         _planned("grouped"),
-        _planned("local", unit=key(), scheme=key()),
+        _planned("local", unit=key(), scheme=key(choices=tuple(SCHEMES))),
         _planned(
             "distributed", secure_sum=key(default=OF_CLIENTS), statistics=("statistic.query",)
         ),

@@ -17,7 +17,7 @@ def _schedule(name: str, **keys: KeyRule) -> type[Option]:
 SCHEDULES: dict[str, type[Option]] = {
     "constant": _schedule("constant"),
     **{
-        name: _schedule(name, spend=key(), floor=key(), levels=key())
+        name: _schedule(name, spend=key(choices=("early", "late")), floor=key(), levels=key())
         for name in SHAPES
         if name != "constant"
     },

@@ -310,7 +310,7 @@ SELECTIONS: dict[str, type[SelectionOption]] = {
             VisibleSampling,
             participation_cap=key(),
             epsilon=key(),
-            utility=key(),
+            utility=key(choices=("loss", "accuracy", "records", "update_norm", "staleness")),
             utility_high=key(),
             records_per_client=key(),
         ),

@@ -153,7 +153,7 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
 def test_what_is_decided_can_be_planned(overrides: str) -> None:
     settings = decided(*TINY, *overrides.split())
     plan = make_plan(settings)
-    assert plan.hosting.units_per_node == settings.simulation.units_per_node
+    assert plan.hosting.max_units == settings.simulation.units_per_node
     make_record_plan(settings)
 
 
@@ -174,7 +174,7 @@ def test_undecided_is_one_client_a_node() -> None:
     settings = compose_settings([])
     assert settings.simulation.units_per_node == "auto"
     assert settings.simulation.units_at_node == 1
-    assert make_plan(compose_settings(TINY)).hosting.units_per_node == 1
+    assert make_plan(compose_settings(TINY)).hosting.max_units == 1
 
 
 def test_the_server_is_sent_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
