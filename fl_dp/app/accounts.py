@@ -22,6 +22,7 @@ from fl_dp.ledger import (
     PrivacyLedger,
     Witness,
     enter_records,
+    enter_sweep,
     enter_unprotected,
     witness_at,
 )
@@ -163,6 +164,17 @@ class RunAccount:
             delta=default_delta(num_clients),
             cap=self.cap,
             population=population,
+            witness=self.witness,
+        )
+
+    def enter_sweep(self, plans: Mapping[str, Plan], people: Mapping[str, Population]) -> None:
+        """Enter trainings together; see `fl_dp.ledger.entering`."""
+        enter_sweep(
+            self.location,
+            self.name,
+            plans,
+            cap=self.cap,
+            populations=people,
             witness=self.witness,
         )
 

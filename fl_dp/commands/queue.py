@@ -81,7 +81,7 @@ class Queue:
                     lock = self._jobs.sweep / "sweep.lock"
                     stack.enter_context(held_alone(lock, f"works off {self._jobs.sweep}"))
                 self._jobs.note()
-                from .accounts import enter_together  # with the ledger: engines start by now
+                from .job_accounts import enter_together  # with the ledger: engines start by now
 
                 enter_together(self._jobs)
                 if self._slots > 1:

@@ -117,7 +117,7 @@ def _prepare(jobs: Jobs) -> Jobs:
     """
     from fl_dp.app.cautions import cautions, cautions_of_data
 
-    from .accounts import accounts_in_words, lost_totals, require_room
+    from .job_accounts import accounts_in_words, lost_totals, require_room
     from .jobs import prepare
 
     count = len(jobs.trainings)
@@ -151,7 +151,7 @@ def conclude(runs: Sequence[Result], jobs: Jobs, console: Console) -> None:
     """Show the results of the runs, where everything is, and what comes next."""
     from fl_dp.terminal.summary import epsilon_jump, summary_json, summary_tables
 
-    from .accounts import accounts_in_words, totals_of
+    from .job_accounts import accounts_in_words, totals_of
 
     shown: list[str] = []
     if has_wing("viewer"):

@@ -11,7 +11,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 # What is named twice, and why both names are right.
 _SHARED = {
     # A command's file has the command's name; its settings, or what it shows, have it too.
-    "file accounts",
     "file data",
     "file node",
     "file run",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fl_dp.app.accounts import RunAccount, account_of, in_words
 from fl_dp.app.people_of_data import population_of
 from fl_dp.guarantee import grouped
-from fl_dp.ledger import Population, enter_sweep
+from fl_dp.ledger import Population
 from fl_dp.ledger.entered import EnteredSweep, NotJoint
 from fl_dp.plan import Plan
 from fl_dp.plan.ceiling import Neighbours
@@ -83,14 +83,7 @@ def enter_together(jobs: Jobs) -> None:
             people[run_account.name] = population
     for run_account, plans in _sweeps(jobs):
         with suppress(NotJoint):
-            enter_sweep(
-                run_account.location,
-                run_account.name,
-                plans,
-                cap=run_account.cap,
-                populations={name: people[name] for name in plans if name in people},
-                witness=run_account.witness,
-            )
+            run_account.enter_sweep(plans, {name: people[name] for name in plans if name in people})
 
 
 def totals_of(jobs: Jobs) -> list[str]:
