@@ -19,8 +19,9 @@ from typing import Any, Protocol, Self, TypeVar
 from fl_dp.promise import NO_PRIVACY, UNITS, brief_epsilon, delta_rounded_up, is_promise
 
 ENDED_EARLY = (
-    "The training ended early. What was spent is a promise only if no release had a part in "
-    "stopping there; else the stated epsilon holds, which is the whole plan's."
+    "Less was spent than is stated: the training ended early, or no client was asked as often as "
+    "planned. What was spent is a promise only if no release had a part in that; else the stated "
+    "epsilon holds, which is the whole plan's."
 )
 """Reason for the difference between what a run states and what it spent."""
 
@@ -218,6 +219,18 @@ class Guarantee:
         if self.epsilon is None or self.spent is None or not self.promises:
             return False
         return brief_epsilon(self.spent) != brief_epsilon(self.epsilon)
+
+    @property
+    def share_spent(self) -> float | None:
+        """Spent share of the budget, at most 1; None where no budget is being spent.
+
+        A bar of it would be full for any run that spent its budget, whatever it promises.
+        """
+        if self.spent is None or not self.budget or not self.promises:
+            return None
+        if self.epsilon is not None and not self.ended_early:
+            return None
+        return min(self.spent / self.budget, 1.0)
 
     @property
     def number(self) -> str:

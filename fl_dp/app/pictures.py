@@ -6,6 +6,7 @@ Needs matplotlib (`pip install 'fl-dp[viewer]'`); without it `new_picture` retur
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,11 @@ def new_picture(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(widths), width_ratios=list(widths), squeeze=False)[0]
     return figure, list(panels)
+
+
+def in_lines(text: str, width: int = 52) -> str:
+    """A title in small letters that fits a panel of 4 inches."""
+    return textwrap.fill(text, width, break_on_hyphens=False)
 
 
 def dashes(nth: int) -> Any:

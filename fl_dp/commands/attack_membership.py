@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_dp.app.pictures import where_drawn
+from fl_dp.app.pictures import in_lines, where_drawn
 from fl_dp.guarantee import Guarantee
 
 from .console import (
@@ -186,7 +185,7 @@ def _allowed(promise: MembershipPromise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
-    curves = {textwrap.fill(f"allowed by {promise.guarantee}", 40): promise.curve()}
+    curves = {in_lines(f"allowed by {promise.guarantee}", 40): promise.curve()}
     try:
         curves["allowed by the whole\nprivacy-loss distribution"] = promise.full_curve()
     except ValueError as error:

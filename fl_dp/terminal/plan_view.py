@@ -13,7 +13,7 @@ from rich.table import Table
 from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, PALE, in_lines, new_picture, save_picture
 from fl_dp.codec import encode
 from fl_dp.guarantee import Guarantee
 from fl_dp.plan import Plan
@@ -190,7 +190,7 @@ class PlanView:
             return False
         figure, panels = picture
         epsilon = panels[-1]
-        title = f"Privacy spent {self.guarantee.terms}"
+        title = in_lines(f"Privacy spent {self.guarantee.terms}")
         if constant:
             title += f"\nnoise multiplier {plan.noise_multipliers[0]:.4g} in each round"
         else:
@@ -198,11 +198,8 @@ class PlanView:
         if self.curve:
             epsilon.plot(*zip(*self.curve, strict=True), color=_INK, label="spent, by PLD")
         epsilon.axhline(plan.budget.epsilon, color=PALE, linewidth=1, label="budget")
-        epsilon.set(
-            xlabel="round",
-            ylabel="epsilon",
-            title=title,
-        )
+        epsilon.set(xlabel="round", ylabel="epsilon")
+        epsilon.set_title(title, fontsize=9)
         for axes in panels:
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)

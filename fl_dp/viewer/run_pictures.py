@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ from fl_dp.app.pictures import (
     PALE,
     dashes,
     ends_apart,
+    in_lines,
     new_picture,
     nudge,
     save_picture,
@@ -78,7 +78,8 @@ def plot_curves(
     )
     score.set_ylim(ends_apart([scores_of(lines) for lines in all_runs]))
     for panel, (terms, variants) in zip(panels[1:], promises.items(), strict=True):
-        _draw_spent(panel, runs, variants, title=in_lines(f"Privacy spent {terms}"))
+        _draw_spent(panel, runs, variants)
+        panel.set_title(in_lines(f"Privacy spent {terms}"), fontsize=9)
     if not promises:
         score.set_title(f"{score.get_title()}; no privacy: nothing is promised")
     for axes in panels:
@@ -99,17 +100,10 @@ def _terms(lines: Sequence[Mapping[str, Any]]) -> str | None:
     return None if guarantee is None else guarantee.terms
 
 
-def in_lines(text: str, width: int = 52) -> str:
-    """A title that fits a panel."""
-    return textwrap.fill(text, width)
-
-
 def _draw_spent(
     panel: Axes,
     runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]],
     variants: Sequence[str],
-    *,
-    title: str,
 ) -> None:
     """Draw epsilon so far over the rounds of the first run of each variant of one promise."""
     last = []
@@ -123,7 +117,7 @@ def _draw_spent(
         label = variant if len(runs) > 1 else None
         panel.plot(rounds, spent, label=label, linewidth=1.8, **look)
         last.append(spent[-1])
-    panel.set(xlabel="round", ylabel="epsilon", title=title)
+    panel.set(xlabel="round", ylabel="epsilon")
     if max(last) > _FAR_APART * min(last) > 0.0:
         # The logarithmic axis leaves out round 0, where nothing is spent.
         panel.set_yscale("log", nonpositive="mask")

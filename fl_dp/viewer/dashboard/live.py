@@ -15,7 +15,7 @@ from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import follow_log
 
 from .languages import LanguageTexts
-from .shown_runs import gauge_share, round_points, seconds_left
+from .shown_runs import round_points, seconds_left
 
 _TICK = 1.0
 _HEARTBEAT = 15.0
@@ -105,7 +105,7 @@ def live_state(card: RunCard, words: LanguageTexts) -> dict[str, Any]:
         "score": card.score.value,
         "numbers": words.numbers(promise),
         "terms": words.terms(promise),
-        "share": gauge_share(promise),
+        "share": None if promise is None else promise.share_spent,
         "left": seconds_left(card),
     }
 

@@ -86,14 +86,6 @@ def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
     ]
 
 
-def gauge_share(promise: Guarantee | None) -> float | None:
-    """Spent share of a budget, at most 1; None where there is no budget to fill."""
-    if promise is None or not promise.promises or not promise.budget:
-        return None
-    spent = promise.epsilon if promise.spent is None else promise.spent
-    return None if spent is None else min(spent / promise.budget, 1.0)
-
-
 def seconds_left(card: RunCard) -> float | None:
     """Estimated seconds left of a running run, from its rounds so far; else None."""
     if card.state is not RunState.RUNNING or not card.round or card.rounds is None:

@@ -47,7 +47,6 @@ from .shown_runs import (
     RunFilter,
     advice_for,
     compared_settings,
-    gauge_share,
     planned_and_done,
     promise,
     round_points,
@@ -146,7 +145,6 @@ class Dashboard:
         self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
         self._templates = environment(_HERE / "templates")
         self._templates.filters["without_null"] = without_null
-        self._templates.filters["share"] = gauge_share
         self._templates.tests["large_delta"] = is_large_delta
         self._templates.filters["address"] = lambda name: quote(str(name), safe="/")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.settings import OPTIONS
+from fl_dp.app.settings.options import chosen_by
 
 from .details import FoundRun
 from .rounds import Round
@@ -25,6 +26,9 @@ _NOT_COMPARED = (
     "sweep.",
     "tracking.",
 )
+
+
+_IMPLIED = "dp_sgd.enabled"  # by `privacy=dp_sgd`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +83,21 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
 def _name(runs: Sequence[FoundRun], differing: Sequence[str]) -> str:
     settings = compared(runs[0])
     # A key of another choice is missing.
-    texts = [f"{key}={shown_value(settings[key])}" for key in differing if key in settings]
+    texts = [_as_chosen(key, settings[key]) for key in differing if key in settings]
     if texts:
         return ", ".join(texts)
     more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"{runs[0].card.name}{more}"
+
+
+def _as_chosen(key: str, value: Any) -> str:
+    """The override that chooses a value, for example `dp_sgd=on`."""
+    group = key.partition(".")[0]
+    if group in OPTIONS and key == f"{group}.{chosen_by(group)}":
+        for name, option in OPTIONS[group].items():
+            if getattr(option, chosen_by(group)) == value:
+                return f"{group}={name}"
+    return f"{key}={shown_value(value)}"
 
 
 def compared(run: FoundRun) -> Mapping[str, Any]:
@@ -105,10 +119,16 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
         having = [values for values in settings if key in values or is_of_choice]
         if len({repr(values.get(key)) for values in having}) < 2:
             continue
+        if key == _IMPLIED and all(_is_implied(values) for values in settings):
+            continue
         if not all(key in values for values in settings) and _all_defaults(key, settings):
             continue
         differing.append(key)
     return differing
+
+
+def _is_implied(values: Mapping[str, Any]) -> bool:
+    return bool(values.get(_IMPLIED)) == (values.get("privacy.mode") == "dp_sgd")
 
 
 def _all_defaults(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:

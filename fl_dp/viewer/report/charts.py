@@ -14,7 +14,7 @@ from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 from fl_dp.viewer.found_runs.run_groups import Group, RoundRange
 from fl_dp.viewer.promise_words import promise_terms
 
-from .page_words import WORDS
+from .page_words import WORDS, measured
 
 MOST_CURVES = 12
 _MOST_POINTS = 1000
@@ -224,7 +224,8 @@ def _curves(groups: Iterable[Group], value: Callable[[Round], float | None]) -> 
 def _over_rounds(
     key: str, groups: Iterable[Group], value: Callable[[Round], float | None]
 ) -> Chart | None:
-    return _chart(key, WORDS["axis.round"], _curves(groups, value), share=key in _SHARES)
+    curves = _curves(groups, value)
+    return _chart(key, WORDS["axis.round"], curves, y=_measured(key, groups), share=key in _SHARES)
 
 
 def _over_epsilon(
@@ -241,7 +242,13 @@ def _over_epsilon(
         # Without privacy there is no epsilon, and so no curve over it.
         if curve is not None and curve.points[-1][0] > 0.0:
             curves.append(curve)
-    return _chart(key, WORDS["axis.epsilon"], curves, share=key in _SHARES)
+    y = _measured(key, groups)
+    return _chart(key, WORDS["axis.epsilon"], curves, y=y, share=key in _SHARES)
+
+
+def _measured(key: str, groups: Iterable[Group]) -> str:
+    runs = list(chain.from_iterable(group.runs for group in groups))
+    return measured(key.partition("_")[0], runs)
 
 
 def _noise(look: int, group: Group) -> Curve | None:
@@ -303,7 +310,7 @@ def _chart(
     if not drawn:
         return None
     if y is None:
-        y = WORDS[f"axis.{key.partition('_')[0]}"]
+        y = WORDS[f"axis.{key}"]
     line_name = ""
     if line is not None:
         line_name = WORDS["line.budget"].format(budget=brief_epsilon(line))

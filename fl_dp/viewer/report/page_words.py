@@ -6,13 +6,14 @@ A page is rendered in one language, inside `page_language`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.promise_words import shared_words
 
 ASSETS = Path(__file__).parent / "assets"
@@ -61,3 +62,9 @@ class Table:
     caption: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def measured(name: str, runs: Sequence[FoundRun]) -> str:
+    """Name of `accuracy`, `r2` or `loss` with the rows that runs measured it on."""
+    rows = dict.fromkeys(WORDS[f"score.{run.card.score.measured_on}"] for run in runs)
+    return WORDS["score.on"].format(value=WORDS[f"compare.{name}"], rows=", ".join(rows))

@@ -25,7 +25,7 @@ from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
-from .page_words import ASSETS, WORDS, Table, page_language
+from .page_words import ASSETS, WORDS, Table, measured, page_language
 from .reported_run import ReportedRun
 
 MOST = 8 << 20
@@ -201,8 +201,7 @@ def _caption(key: str, runs: Sequence[FoundRun]) -> str:
 def _heading(name: str, runs: Sequence[FoundRun]) -> str:
     if name not in ("accuracy", "auc", "r2", "loss"):
         return WORDS[f"compare.{name}"]
-    rows = dict.fromkeys(WORDS[f"score.{run.card.score.measured_on}"] for run in runs)
-    return WORDS["score.on"].format(value=WORDS[f"compare.{name}"], rows=", ".join(rows))
+    return measured(name, runs)
 
 
 def _metric_names(groups: Sequence[Group], score: str) -> list[str]:

@@ -12,26 +12,18 @@ from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.guarantee import Against, Guarantee
 from fl_dp.promise import delta_rounded_up, is_large_delta, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.tasks.public_scores import METRICS, Score
+from fl_dp.tasks.public_scores import METRICS
 from fl_dp.terminal.results import noise_of_mean
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
 from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
-from .page_words import WORDS, Table
+from .page_words import WORDS, Table, measured
 
 Row = tuple[str, str]
 _USELESS = 0.9
 _SUSPECTED = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """Spent share of a budget, in percent, and the numbers in words."""
-
-    percent: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -86,12 +78,19 @@ class ReportedRun:
         score = self.run.card.score
         if score.value is None:
             return None
-        return score_name(score), f"{score.value:.4f}"
+        return measured(score.name, [self.run]), f"{score.value:.4f}"
 
     @property
-    def gauge(self) -> Gauge | None:
-        """The gauge of its budget; None without one."""
-        return _gauge(self.run)
+    def share_spent(self) -> float | None:
+        """Spent share of its budget, while it is being spent."""
+        promise = self.run.card.promise
+        return None if promise is None else promise.share_spent
+
+    @property
+    def loss(self) -> Row | None:
+        """The last model's loss, under its name and the rows that it was measured on."""
+        loss = self.run.card.test_loss
+        return None if loss is None else (measured("loss", [self.run]), f"{loss:.4f}")
 
     @property
     def metrics(self) -> list[Row]:
@@ -173,12 +172,6 @@ _STATED = (
 )
 
 
-def score_name(score: Score) -> str:
-    """Name of a score with the rows that it was measured on."""
-    rows = WORDS[f"score.{score.measured_on}"]
-    return WORDS["score.on"].format(value=WORDS[f"compare.{score.name}"], rows=rows)
-
-
 def _other_promises(run: FoundRun) -> list[Row]:
     """Rows of other promises than the quoted one: to records, groups, of models alone."""
     rows: list[Row] = []
@@ -215,24 +208,15 @@ def _in_full(promise: Guarantee) -> str:
 
 def _promise(run: FoundRun) -> tuple[str, bool]:
     promise, statement = run.card.promise, run.statement
-    if statement is None or promise is None:
+    if promise is None:
         return WORDS["budget.unknown"], True
+    if statement is None:
+        return WORDS["budget.running"].format(promise=_in_full(promise)), not promise.promises
     if statement.get("quoted") != "none" and statement.get("insecure") is not False:
         return WORDS["insecure"], True
     if not promise.promises:
         return WORDS["budget.none"], True
     return WORDS["budget.promised"].format(promise=_in_full(promise)), False
-
-
-def _gauge(run: FoundRun) -> Gauge | None:
-    promise = run.card.promise
-    if promise is None or not promise.promises or not promise.budget:
-        return None
-    spent = promise.epsilon if promise.spent is None else promise.spent
-    if spent is None:
-        return None
-    percent = min(100.0 * spent / promise.budget, 100.0)
-    return Gauge(percent=percent, text=_in_full(promise))
 
 
 def _plain(run: FoundRun) -> list[str]:

@@ -34,7 +34,6 @@ def test_a_page_tells_what_the_run_came_to(tmp_path: Path) -> None:
     for said in (
         "Promised: epsilon 2 of 2 at delta 0.003, one client (zero-out), against whoever sees",
         "0.9000",
-        "Privacy budget: epsilon 2 of 2",
         "accuracy on test rows",
         "the choice of hyper-parameters, if it was made on the clients' data",
         "bytes up from a client in a round",
@@ -82,6 +81,7 @@ def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> Non
     (none / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
     insecure = write_run(tmp_path / "insecure", insecure=True)
     missing = write_run(tmp_path / "missing", stated=False)
+    (missing / "metrics.jsonl").unlink()
     for path, words in (
         (none, "may learn any"),
         (insecure, "predicted"),
@@ -91,6 +91,13 @@ def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> Non
         assert facts.warning
         assert words in facts.promise
         assert facts.plain == []
+
+
+def test_a_run_that_goes_on_says_its_promise_so_far(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "a", done=1, stated=False))
+    cell = "epsilon 4 of 8 so far at delta 0.003, one client (zero-out), against whoever sees"
+    assert f"So far, as no statement says yet what is promised: {cell}" in Page(page).text
+    assert '<svg class="gauge"' in page
 
 
 def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
+from fl_dp.app.pictures import COLOURS, PALE, in_lines, new_picture, nudge, save_picture
 from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
 from fl_dp.guarantee import grouped
 
@@ -58,7 +58,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
         _draw_recovery(axes, promised, raw, "epsilon")
         axes.set(
             xlabel="epsilon of this one round",
-            title=textwrap.fill(f"Against epsilon {terms}", 44),
+            title=in_lines(f"Against epsilon {terms}"),
             xlim=(0.5 * min(*epsilons, 1.0), 2.0 * max(epsilons)),
         )
         # The range that people call private; recovery fails at far larger epsilons.
