@@ -2,8 +2,8 @@
 
     python recompute_epsilon.py ledger.db
 
-With several trainings it prints each one's epsilon, a sweep's as one, and what their budgets add up
-to.
+With several trainings it prints each one's epsilon, a sweep's as one, what their budgets add up to,
+and the epsilon of the account's Renyi odometer; the smaller of the two is the total.
 
 For zero-out and add-or-remove neighbours. It stops where it would be wrong: under replace-one, and
 for a sample of fixed size under add-or-remove, where another unit takes the place of one that left.
@@ -19,7 +19,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from dp_accounting import NeighboringRelation
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NeighboringRelation,
+    PoissonSampledDpEvent,
+)
 from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 from dp_accounting.pld.privacy_loss_distribution import (
     PrivacyLossDistribution,
@@ -28,6 +34,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
     from_truncated_subsampled_gaussian_mechanism,
     identity,
 )
+from dp_accounting.rdp import RdpAccountant
 
 FIELDS = (
     "event",
@@ -39,6 +46,7 @@ FIELDS = (
     "draws",
 )
 GAUSSIANS = {"gaussian", "poisson-gaussian", "fixed-size-gaussian"}
+Releases = Counter[tuple[Any, ...]]  # by the values of FIELDS
 
 
 def entries_of(file: str) -> list[dict[str, Any]]:
@@ -130,14 +138,85 @@ def epsilon_of(trainings: list[list[dict[str, Any]]], delta: float) -> float:
         sys.exit("no epsilon under replace-one neighbours")
     if relation != "zero-out" and any(row["event"] == "fixed-size-gaussian" for row in releases):
         sys.exit(f"no epsilon for samples of fixed size under {relation} neighbours")
-    counts = Counter(tuple(row.get(name) for name in FIELDS) for row in releases)
+    slack = math.fsum(plan.get("slack", 0) for plan in plans)
+    counts = Counter(values_of(row) for row in releases)
+    return composed_epsilon(counts, delta * math.exp(-slack)) + 2 * slack
+
+
+def values_of(release: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells one release from others."""
+    return tuple(release.get(name) for name in FIELDS)
+
+
+def composed_epsilon(counts: Releases, delta: float) -> float:
+    """Return the PLD epsilon of releases."""
     step = 1e-4 if len(counts) <= 8 else 1e-3
     total = identity(step)
     for values, count in counts.items():
         release = dict(zip(FIELDS, values, strict=True))
         total = total.compose(distribution(release, step).self_compose(count))
-    slack = math.fsum(plan.get("slack", 0) for plan in plans)
-    return float(total.get_epsilon_for_delta(delta * math.exp(-slack))) + 2 * slack
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def admitted(training: list[dict[str, Any]]) -> Releases | None:
+    """Return all that a training's budget pays for; None where its rounds differ, or none began."""
+    plan, counts = training[0]["plan"], Counter[tuple[Any, ...]]()
+    for release in plan["other_releases"]:
+        counts[values_of(release)] += release["count"]
+    if not plan["rounds"]:
+        return counts
+    rounds = {values_of(entry) for entry in training if "round" in entry}
+    if len(rounds) != 1 or plan.get("schedule", {"name": "constant"})["name"] != "constant":
+        return None
+    (one,), cap = rounds, plan["sampling"].get("participation_cap") or math.inf
+
+    def fits(count: int) -> bool:
+        epsilon = composed_epsilon(counts + Counter({one: count}), plan["budget"]["delta"])
+        return count <= cap and epsilon <= plan["budget"]["epsilon"]
+
+    repeated, step = int(min(plan["rounds"], cap)), 1
+    while fits(repeated + step):
+        repeated, step = repeated + step, 2 * step
+    while step := step // 2:
+        repeated += step if fits(repeated + step) else 0
+    return counts + Counter({one: repeated})
+
+
+def odometer_of(trainings: list[list[dict[str, Any]]], shares: list[dict[str, float]]) -> float:
+    """Return the epsilon by Renyi DP at fixed orders, each with its share of delta.
+
+    It holds at every moment, whatever chose the plans: Feldman and Zrnic 2021, Lecuyer 2021. The
+    conversion is proposition 12 of Canonne, Kamath and Steinke 2020.
+    """
+    if any(training[0]["plan"].get("slack") for training in trainings) or not shares:
+        return math.inf
+    orders = [share["order"] for share in shares]
+    accountant = RdpAccountant(orders, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for training in trainings:
+        releases = admitted(training)
+        if releases is None:
+            return math.inf
+        for values, count in releases.items():
+            event = renyi_event(dict(zip(FIELDS, values, strict=True)))
+            if event is None:
+                return math.inf
+            accountant.compose(event, count)
+    return min(
+        float(divergence)
+        + math.log1p(-1 / share["order"])
+        - math.log(share["order"] * share["delta"]) / (share["order"] - 1)
+        for divergence, share in zip(accountant.rdp, shares, strict=True)
+    )
+
+
+def renyi_event(release: dict[str, Any]) -> DpEvent | None:
+    """Return a release as dp-accounting's Renyi DP knows it; None: it knows no bound."""
+    kind, multiplier = release["event"], release["noise_multiplier"]
+    if kind == "gaussian":
+        return GaussianDpEvent(multiplier)
+    if kind == "poisson-gaussian":
+        return PoissonSampledDpEvent(release["sampling_rate"], GaussianDpEvent(multiplier))
+    return LaplaceDpEvent(multiplier) if kind == "laplace" else None
 
 
 def main(file: str) -> None:
@@ -160,11 +239,19 @@ def main(file: str) -> None:
     if len(units) > 1 or len(relations) > 1:
         sys.exit("no sum: these trainings are of different units or neighbours")
     budgets = [budget_of(group) for group in groups.values()]
-    total = math.fsum(budget["epsilon"] for budget in budgets)
+    epsilon = math.fsum(budget["epsilon"] for budget in budgets)
     delta = math.fsum(budget["delta"] for budget in budgets)
     account = entries[0]["account"]
-    print(f"sum: {total} at delta {delta} of {account['delta']}, cap {account['cap']}")
-    if delta > account["delta"] * (1 + 1e-12):
+    shares = account.get("odometer", [])  # older accounts have none
+    of_plans = account["delta"] - math.fsum(share["delta"] for share in shares)
+    print(f"sum: {epsilon} at delta {delta} of {of_plans}")
+    total = epsilon if delta <= of_plans * (1 + 1e-12) else math.inf
+    if shares:
+        odometer = odometer_of(trainings, shares)
+        print(f"odometer: {odometer} at delta {account['delta'] - of_plans}")
+        total = min(total, odometer)
+    print(f"total: {total} at delta {account['delta']}, cap {account['cap']}")
+    if math.isinf(total):
         sys.exit("the account's delta is exceeded")
     if account["cap"] is not None and total > account["cap"] * (1 + 1e-12):
         sys.exit("the account's cap is exceeded")

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_dp.mechanisms.mechanism_events import ZcdpEvent
 from fl_dp.option_errors import require_probability
@@ -35,7 +36,7 @@ from .events import (
     RandomStoppingEvent,
     freeze,
 )
-from .renyi import divergence_at_order, epsilon_at_order, renyi_divergences
+from .renyi import epsilon_at_orders, gaussian_room, summed_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT
 _LADDER = tuple(1.0 + 2.0**step for step in range(-1, 11))
@@ -253,29 +254,19 @@ class RenyiOdometer:
         releases = freeze(history)
         if not releases:
             return 0.0
-        best = math.inf
-        divergences = self._divergences(releases)
-        for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
-            if math.isfinite(divergence):
-                best = min(best, epsilon_at_order(divergence, order, share * delta))
-        return best
+        return epsilon_at_orders(self._divergences(releases), self.deltas(delta))
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
         """The mu, at least 0, of the largest Gaussian that fits a budget after a history."""
-        rho = 0.0
         divergences = self._divergences(freeze(history))
-        for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
-            largest = divergence_at_order(budget.epsilon, order, share * budget.delta)
-            rho = max(rho, (largest - divergence) / order)
-        return math.sqrt(2.0 * rho)
+        return gaussian_room(divergences, self.deltas(budget.delta), budget.epsilon)
 
-    def _divergences(self, releases: FrozenHistory) -> list[float]:
-        """The releases' summed divergences at each order."""
-        orders = tuple(self.shares)
-        total = np.zeros(len(orders))
-        for event, count in releases:
-            total += count * renyi_divergences(event, self.neighboring_relation, orders)
-        return [float(divergence) for divergence in total]
+    def deltas(self, delta: float) -> dict[float, float]:
+        """Each order's part of a delta."""
+        return {order: share * delta for order, share in self.shares.items()}
+
+    def _divergences(self, releases: FrozenHistory) -> NDArray[np.float64]:
+        return summed_divergences(releases, self.neighboring_relation, tuple(self.shares))
 
 
 def _canonical(event: PrivacyEvent) -> PrivacyEvent:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -67,12 +67,41 @@ def renyi_epsilon(
     history: FrozenHistory, delta: float, neighboring_relation: NeighboringRelation
 ) -> float:
     """The epsilon by Renyi DP, infinite if an event has no bound at any order."""
-    total = np.zeros(len(ORDERS))
-    for event, count in history:
-        total += count * renyi_divergences(event, neighboring_relation)
+    total = summed_divergences(history, neighboring_relation, ORDERS)
     if not np.isfinite(total).any():
         return math.inf
     return float(compute_epsilon(ORDERS, total, delta)[0])
+
+
+def summed_divergences(
+    history: FrozenHistory, neighboring_relation: NeighboringRelation, orders: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """The releases' divergences added up at each order, as `renyi_divergences` returns one's."""
+    total = np.zeros(len(orders))
+    for event, count in history:
+        total += count * renyi_divergences(event, neighboring_relation, orders)
+    return total
+
+
+def epsilon_at_orders(divergences: NDArray[np.float64], deltas: Mapping[float, float]) -> float:
+    """The least epsilon of any order, each at its own delta; infinite where no order has a bound.
+
+    Args:
+        divergences: One of each order, shape `(len(deltas),)`.
+        deltas: Delta of each order.
+    """
+    at_order = zip(divergences, deltas.items(), strict=True)
+    return min(epsilon_at_order(float(of_one), order, delta) for of_one, (order, delta) in at_order)
+
+
+def gaussian_room(
+    divergences: NDArray[np.float64], deltas: Mapping[float, float], epsilon: float
+) -> float:
+    """The mu, at least 0, of the largest Gaussian that fits beside divergences, as above."""
+    rho = 0.0
+    for of_one, (order, delta) in zip(divergences, deltas.items(), strict=True):
+        rho = max(rho, (divergence_at_order(epsilon, order, delta) - float(of_one)) / order)
+    return math.sqrt(2.0 * rho)
 
 
 def epsilon_at_order(divergence: float, order: float, delta: float) -> float:

@@ -1,16 +1,21 @@
 """An account: releases about the same units, each entered at its budget. No disk, no lock.
 
-A plan is entered whole before it begins, at the budget that its filter keeps; what it leaves stays
-spent. So the account's total is a sum (docs/privacy.md, "Several trainings of the same people").
-Plans that were all fixed before any began are one entry, and what has no promise is one, too.
+A plan is entered whole before it begins, at all that its filter may admit; what it leaves stays
+spent. The account's total is the smaller of a sum of budgets and the epsilon of a Renyi odometer,
+each at its own part of delta (docs/privacy.md, "Several trainings of the same people"). Plans that
+were all fixed before any began are one entry, and what has no promise is one, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     NeighboringRelation,
@@ -19,12 +24,16 @@ from fl_dp.accounting import (
     PrivacyEvent,
     freeze,
 )
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.filters import RenyiOdometer
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
+from fl_dp.accounting.renyi import divergence_at_order, epsilon_at_orders, gaussian_room
 from fl_dp.codec import decode, encode
 from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
-from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, largest_history
+from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, largest_history, renyi_ceiling
 from fl_dp.promise import brief_epsilon, delta_rounded_up, floor
 
 from .entered import Entered, EnteredRecords, EnteredSweep, EnteredTraining, Unprotected
@@ -33,7 +42,15 @@ from .population import AccountPeople
 from .state import TrainingState
 
 _ROUNDING = 1.0 + 1e-12  # of sums of budgets
-_OF_ONE_PLAN = 2.0  # delta of an account without a cap, over that of its first plan
+_FORESEEN = 2.0  # epsilon over the first plan's, without a cap: that of about four like it
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderShare:
+    """A Renyi order of an account's odometer, and its share of the account's delta."""
+
+    order: float
+    delta: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,32 +59,53 @@ class AccountTerms:
 
     Attributes:
         name: Name of those whom it protects: of the first file or database.
-        delta: Delta of the total, which all plans share.
+        delta: Delta of the total: of all plans, and of the odometer.
         cap: Largest epsilon of the total, for the first plan's unit and neighbours; None: no cap.
         people: Whom it protects, as digests; None: whoever opens it says that they are the same.
+        odometer: Orders of the odometer; none: the total is the sum.
     """
 
     name: str
     delta: float
     cap: float | None
     people: AccountPeople | None = None
+    odometer: tuple[OrderShare, ...] = ()
 
     @classmethod
     def of(
         cls,
         name: str,
-        delta: float,
+        first: Entered,
         cap: PrivacyBudget | None,
         people: AccountPeople | None = None,
+        *,
+        delta: float = 0.0,
     ) -> AccountTerms:
-        """Return the terms of an account of some people that begins with a plan of some delta.
+        """Return the terms of an account that begins with an entry.
 
-        Without a cap the first plan has half of delta, as each later one has half of the rest.
+        Without a cap all later plans together have as much delta as the first one. The odometer has
+        half of what the first plan leaves, if that has a Renyi bound.
+
+        Args:
+            name: The account's.
+            first: The entry.
+            cap: As for `PrivacyLedger.open`.
+            people: Whom it protects.
+            delta: A plan's usual delta, for an entry without one.
         """
-        if cap is None:
-            delta = min(_OF_ONE_PLAN * delta, 0.5)
-            return cls(name=name, delta=delta, cap=None, people=people)
-        return cls(name=name, delta=cap.delta, cap=cap.epsilon, people=people)
+        own, of_first = first.budget, first.delta or delta
+        total = min(2.0 * of_first, 0.5) if cap is None else cap.delta
+        odometer: tuple[OrderShare, ...] = ()
+        share = of_first if cap is None else (cap.delta - of_first) / 2.0
+        if own is not None and first.neighbours is not None and share > 0.0:
+            epsilon = _FORESEEN * own.epsilon if cap is None else cap.epsilon
+            foreseen = PrivacyBudget(epsilon=epsilon, delta=share)
+            shares = RenyiOdometer(foreseen=foreseen).shares
+            if np.isfinite(first.divergences(first.neighbours, tuple(shares))).any():
+                odometer = tuple(OrderShare(order=o, delta=s * share) for o, s in shares.items())
+                total = total if cap else min(total + share, 0.5)
+        epsilon_of_cap = None if cap is None else cap.epsilon
+        return cls(name=name, delta=total, cap=epsilon_of_cap, people=people, odometer=odometer)
 
     def __post_init__(self) -> None:
         """Validate.
@@ -79,6 +117,16 @@ class AccountTerms:
         _ = self.budget
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"an account's delta must lie in (0, 1), got {self.delta}")
+        for part in self.odometer:
+            if not (part.order > 1.0 and part.delta > 0.0):
+                raise ValueError(f"an odometer's order and delta are out of range: {part}")
+        if not self.delta_of_odometer < self.delta:
+            raise ValueError("an account's odometer leaves no delta to plans")
+
+    @property
+    def delta_of_odometer(self) -> float:
+        """The odometer's part of delta; the rest is of plans, whose budgets are added up."""
+        return math.fsum(part.delta for part in self.odometer)
 
     @property
     def budget(self) -> PrivacyBudget | None:
@@ -104,10 +152,10 @@ class AccountState:
         self._neighbours: Neighbours | None = None
 
     @classmethod
-    def made(cls, terms: AccountTerms, neighbours: Neighbours | None) -> AccountState:
-        """Return the account that a first entry with these neighbours begins, before it."""
+    def made(cls, terms: AccountTerms, first: Entered) -> AccountState:
+        """Return the account that a first entry begins, before it."""
         account = cls()
-        account._terms, account._neighbours = terms, neighbours
+        account._terms, account._neighbours = terms, first.neighbours
         return account
 
     @property
@@ -263,8 +311,13 @@ class AccountState:
             return False
         return name not in self.entered or self.entered[name].is_replaceable
 
-    def require_room(self, name: str, new: Entered, *, slack: float = _ROUNDING) -> None:
+    def require_room(self, name: str, new: Entered, *, replayed: bool = False) -> None:
         """Check that an entry fits beside all entries of other names.
+
+        Args:
+            name: The entry's.
+            new: The entry.
+            replayed: Whether it is on disk; bounds that are computed anew differ between versions.
 
         Raises:
             OptionError: The account has a cap, and no bound is known on what the entry says of its
@@ -272,9 +325,17 @@ class AccountState:
             PrivacyBudgetExhausted: The account has less left.
         """
         others = [entered for other, entered in self.entered.items() if other != name]
-        terms = self.terms
-        left = terms.delta - math.fsum(other.delta for other in others)
-        if new.delta > left + (_ROUNDING - 1.0) * terms.delta:
+        terms, entered = self.terms, [*others, new]
+        if terms.cap is not None and new.budget is None:
+            raise OptionError(
+                f"the account {terms.name} has a cap, and '{name}' would have no promise: train "
+                "with one, or in an account without a cap"
+            )
+        counted = new.neighbours if terms.cap is None else self.neighbours
+        left = self._left_of_delta(others)
+        if new.delta > left + (_ROUNDING - 1.0) * terms.delta and (
+            counted is None or math.isinf(self._by_odometer(counted, entered))
+        ):
             raise PrivacyBudgetExhausted(
                 f"delta {delta_rounded_up(new.delta)} of the training '{name}' is more than the "
                 f"{floor(max(left, 0.0), 3)} left of the account {terms.name}, which has "
@@ -282,11 +343,12 @@ class AccountState:
             )
         if terms.cap is None:
             return
-        if new.budget is None:
-            raise OptionError(
-                f"the account {terms.name} has a cap, and '{name}' would have no promise: train "
-                "with one, or in an account without a cap"
-            )
+        anew = _ROUNDING if not replayed else 1.0 + ANOTHER_VERSION
+        own = {one.neighbours for one in entered} == {self.neighbours}
+        if self._by_sum(self.neighbours, entered) <= terms.cap * (_ROUNDING if own else anew):
+            return
+        if self._by_odometer(self.neighbours, entered) <= terms.cap * anew:
+            return
         wanted = new.ceiling(self.neighbours)
         if math.isinf(wanted):
             raise OptionError(
@@ -294,14 +356,30 @@ class AccountState:
                 f"{self.neighbours.relation}, and no bound is known on what this plan says of "
                 "one: train with a plan of that unit, or in an account without a cap"
             )
-        spent = math.fsum(other.ceiling(self.neighbours) for other in others)
-        if spent + wanted > terms.cap * slack:
-            room = max(terms.cap - spent, 0.0)
-            raise PrivacyBudgetExhausted(
-                f"the training '{name}' would spend epsilon {brief_epsilon(wanted)}, and "
-                f"{floor(room, 6)} is left of the account {terms.name}, whose cap is {self.cap}: "
-                "plan with at most that, or not at all"
-            )
+        room = self._room_for(new, others)
+        raise PrivacyBudgetExhausted(
+            f"the training '{name}' would spend epsilon {brief_epsilon(wanted)}, and "
+            f"{floor(room, 6)} is left of the account {terms.name}, whose cap is {self.cap}: plan "
+            "with at most that, or not at all"
+        )
+
+    def _room_for(self, new: Entered, others: Sequence[Entered]) -> float:
+        """Return the epsilon of a plan like a refused one that a cap leaves room for, about."""
+        cap, wanted = self.terms.cap or 0.0, new.ceiling(self.neighbours)
+        of_others = self._divergences(self.neighbours, others)
+        of_new = self._divergences(self.neighbours, [new])
+        part = 0.0  # of the plan's divergences
+        for spent, more, share in zip(of_others, of_new, self.terms.odometer, strict=True):
+            left = divergence_at_order(cap, share.order, share.delta) - spent
+            if math.isfinite(left):
+                part = max(part, left / more)
+        room = 0.0
+        if part > 0.0:  # as a Gaussian's
+            noise = gaussian_noise_multiplier(wanted, new.delta) / math.sqrt(part)
+            room = gaussian_epsilon(noise, new.delta)
+        if new.delta <= self._left_of_delta(others) + (_ROUNDING - 1.0) * self.terms.delta:
+            room = max(room, cap - self._by_sum(self.neighbours, others))
+        return room
 
     def _remedy_of_delta(self) -> str:
         if not any(state.reserved for state in self.trainings.values()):
@@ -319,17 +397,22 @@ class AccountState:
         if name in self._sweep_of:
             self._sweep_of[name].require_room(name, event)
             return
-        state = self.trainings[name]
+        state, neighbours = self.trainings[name], self._neighbours
         plan = state.plan
-        if self.terms.cap is None or Neighbours.of(plan) == self.neighbours:
+        if self.terms.cap is None or neighbours is None:
             return
-        neighbours = self.neighbours
+        if Neighbours.of(plan) == neighbours and not self.terms.odometer:
+            return
         after = freeze([*state.history, (event, 1)])
-        admitted = dict(largest_history(plan))
-        if all(count <= admitted.get(released, 0) for released, count in after):
+        if _is_part(after, plan.history) or _is_part(after, largest_history(plan)):
             return
-        if epsilon_ceiling(plan, neighbours, after) > epsilon_ceiling(plan, neighbours):
-            charged = epsilon_ceiling(plan, neighbours)
+        orders = tuple(share.order for share in self.terms.odometer)
+        charged = epsilon_ceiling(plan, neighbours)
+        divergences = renyi_ceiling(plan, neighbours, orders)
+        if (
+            epsilon_ceiling(plan, neighbours, after) > charged
+            or (renyi_ceiling(plan, neighbours, orders, after) > divergences).any()
+        ):
             raise PrivacyBudgetExhausted(
                 f"'{name}' would repeat more than the account's cap was charged for, "
                 f"{neighbours.together(charged, plan.budget.delta)}"
@@ -338,25 +421,44 @@ class AccountState:
     @property
     def left_of_delta(self) -> float:
         """Delta that no plan has taken."""
-        return max(
-            self.terms.delta - math.fsum(entered.delta for entered in self.entered.values()), 0.0
-        )
+        return max(self._left_of_delta(self.entered.values()), 0.0)
+
+    @property
+    def delta_of_further(self) -> float:
+        """Largest delta to offer to a further plan: what is left, or else the odometer's.
+
+        The odometer counts no plan's own delta, so with it plans go on when nothing is left.
+        """
+        return self.left_of_delta or self.terms.delta_of_odometer
+
+    def _left_of_delta(self, entered: Iterable[Entered]) -> float:
+        of_plans = self.terms.delta - self.terms.delta_of_odometer
+        return of_plans - math.fsum(one.delta for one in entered)
 
     def left(self) -> PrivacyBudget | None:
         """Return the largest budget that a further plan may have; None: there is no cap.
 
+        By the odometer it is that of Gaussians without sampling; others' may be a little smaller.
+
         Raises:
             PrivacyBudgetExhausted: Nothing is left.
         """
-        cap = self.terms.budget
+        cap, delta = self.terms.budget, self.delta_of_further
         if cap is None:
             return None
-        epsilon = cap.epsilon - self.total(self.neighbours)
-        if epsilon <= (_ROUNDING - 1.0) * cap.epsilon or self.left_of_delta <= 0.0:
+        epsilon = 0.0
+        if delta > 0.0 and math.isfinite(self.total(self.neighbours)):
+            epsilon = cap.epsilon - self._by_sum(self.neighbours, self.entered.values())
+            deltas = {share.order: share.delta for share in self.terms.odometer}
+            spent = self._divergences(self.neighbours, self.entered.values())
+            mu = gaussian_room(spent, deltas, cap.epsilon)
+            if mu > 0.0:
+                epsilon = max(epsilon, gaussian_epsilon(1.0 / mu, delta))
+        if epsilon <= (_ROUNDING - 1.0) * cap.epsilon:
             raise PrivacyBudgetExhausted(
                 f"nothing is left of the cap {self.cap} of the account {self.terms.name}"
             )
-        return PrivacyBudget(epsilon=epsilon, delta=self.left_of_delta)
+        return PrivacyBudget(epsilon=epsilon, delta=delta)
 
     def total(self, neighbours: Neighbours) -> float:
         """Return the epsilon of all entries together, at the account's delta.
@@ -368,7 +470,31 @@ class AccountState:
             return math.inf
         if neighbours.unit == "client" and len({*self._clients.values()} - {None}) > 1:
             return math.inf
-        return math.fsum(entered.ceiling(neighbours) for entered in self.entered.values())
+        entered = [*self.entered.values()]
+        return min(self._by_sum(neighbours, entered), self._by_odometer(neighbours, entered))
+
+    def _by_sum(self, neighbours: Neighbours, entered: Collection[Entered]) -> float:
+        """Return the sum of some entries' epsilons; infinity where their deltas are too many."""
+        if self._left_of_delta(entered) < (1.0 - _ROUNDING) * self.terms.delta:
+            return math.inf
+        return math.fsum(one.ceiling(neighbours) for one in entered)
+
+    def _by_odometer(self, neighbours: Neighbours, entered: Collection[Entered]) -> float:
+        """Return the odometer's epsilon of some entries; infinity where it has no bound."""
+        deltas = {share.order: share.delta for share in self.terms.odometer}
+        if not deltas:
+            return math.inf
+        return epsilon_at_orders(self._divergences(neighbours, entered), deltas)
+
+    def _divergences(
+        self, neighbours: Neighbours, entered: Iterable[Entered]
+    ) -> NDArray[np.float64]:
+        """Return some entries' largest divergences together, at the odometer's orders."""
+        orders = tuple(share.order for share in self.terms.odometer)
+        total = np.zeros(len(orders))
+        for one in entered:
+            total += one.divergences(neighbours, orders)
+        return total
 
     def totals_in_words(self) -> list[str]:
         """Return each total, or why there is none."""
@@ -458,12 +584,9 @@ class AccountState:
     def _enter(self, name: str, new: Entered) -> None:
         if self._neighbours is None:
             self._neighbours = new.neighbours
-        # Bounds that were computed anew differ between versions; budgets do not.
-        own = {entered.neighbours for entered in (new, *self.entered.values())}
-        slack = _ROUNDING if own == {self._neighbours} else 1.0 + ANOTHER_VERSION
         try:
             self.require_new({name, *new.states})
-            self.require_room(name, new, slack=slack)
+            self.require_room(name, new, replayed=True)
         except PrivacyBudgetExhausted as error:
             raise ValueError(str(error)) from error
         for names in (self.entered, self.trainings):
@@ -487,6 +610,10 @@ _ENTERED: dict[str, Callable[[dict[str, Any]], Entered]] = {
 def first_entry(terms: AccountTerms) -> dict[str, Any]:
     """Return the fields that the first entry has besides a later one's."""
     return {"schema": SCHEMA, "account": encode(terms)}
+
+
+def _is_part(history: FrozenHistory, whole: FrozenHistory) -> bool:
+    return not Counter(dict(history)) - Counter(dict(whole))
 
 
 def _flat(plan: Plan) -> dict[str, Any]:

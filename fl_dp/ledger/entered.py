@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_dp.accounting import (
     NeighboringRelation,
     PrivacyBudget,
@@ -16,11 +19,19 @@ from fl_dp.accounting import (
     PrivacyEvent,
     freeze,
 )
+from fl_dp.accounting.renyi import summed_divergences
 from fl_dp.codec import decode, encode
 from fl_dp.guarantee import Guarantee
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan, plan_from_dict
-from fl_dp.plan.ceiling import Neighbours, epsilon_ceiling, joint_ceiling, union_of
+from fl_dp.plan.ceiling import (
+    Neighbours,
+    epsilon_ceiling,
+    joint_ceiling,
+    largest_history_of_records,
+    renyi_ceiling,
+    union_of,
+)
 
 from .entries import ANOTHER_VERSION, require_printable
 from .state import TrainingState
@@ -57,6 +68,10 @@ class Entered(ABC):
     @abstractmethod
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return the most epsilon that it may spend for any neighbours, or infinity."""
+
+    def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return its largest Renyi divergences; infinite where no bound is known."""
+        return np.full(len(orders), math.inf)
 
     @property
     def delta(self) -> float:
@@ -104,6 +119,10 @@ class EnteredTraining(Entered):
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return that of the plan, and of repetitions beyond it."""
         return epsilon_ceiling(self.state.plan, neighbours, self.state.history)
+
+    def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return those of the plan, and of repetitions beyond it."""
+        return renyi_ceiling(self.state.plan, neighbours, orders, self.state.history)
 
     @property
     def is_replaceable(self) -> bool:
@@ -205,6 +224,13 @@ class EnteredSweep(Entered):
             return self.joint.epsilon
         return joint_ceiling(self._plans, neighbours)
 
+    def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return those of all plans together."""
+        total = np.zeros(len(orders))
+        for plan in self._plans:
+            total += renyi_ceiling(plan, neighbours, orders)
+        return total
+
     def require_room(self, name: str, event: PrivacyEvent) -> None:
         """Check that one more release stays within all that the plans may release together.
 
@@ -268,14 +294,23 @@ class EnteredRecords(Entered):
 
     def ceiling(self, neighbours: Neighbours) -> float:
         """Return the budget for its own neighbours, and those that they imply."""
+        return self.plan.budget.epsilon if self._implies(neighbours) else math.inf
+
+    def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return those of all steps that a client's ledger admits, by the plan's own noise."""
+        if not self._implies(neighbours):
+            return super().divergences(neighbours, orders)
+        admitted = largest_history_of_records(self.plan)
+        return summed_divergences(admitted, neighbours.relation, orders)
+
+    def _implies(self, neighbours: Neighbours) -> bool:
+        """Tell whether the plan's promise is one to those neighbours, too."""
         own = self.neighbours
         implied = (
             own.relation is NeighboringRelation.REPLACE_ONE
             and neighbours.relation is NeighboringRelation.ZERO_OUT
         )
-        if neighbours.unit == own.unit and (implied or neighbours == own):
-            return self.plan.budget.epsilon
-        return math.inf
+        return neighbours.unit == own.unit and (implied or neighbours == own)
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,8 @@ def _account_for(
     people: AccountPeople | None = None,
 ) -> AccountState:
     """Return the account that a first entry makes, before it."""
-    terms = AccountTerms.of(name, new.delta or delta or 0.0, cap, people)
-    return AccountState.made(terms, new.neighbours)
+    terms = AccountTerms.of(name, new, cap, people, delta=delta or 0.0)
+    return AccountState.made(terms, new)
 
 
 def _enter(

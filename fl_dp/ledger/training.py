@@ -36,16 +36,16 @@ from fl_dp.accounting.grouped_sampling import GroupedSampling
 from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.plan.ceiling import Neighbours
 from fl_dp.promise import Enforcement, delta_rounded_up
 
 from .account import AccountState, AccountTerms, first_entry
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
+from .entered import EnteredTraining
 from .entering import clients_in
 from .entries import LedgerEntry, now_to_the_minute, require_printable
 from .population import Population, made_key
 from .spent import SpentLedger
-from .state import Reservation, opening_of
+from .state import Reservation, TrainingState, opening_of
 from .store import LedgerStore
 from .witness import Witness
 
@@ -99,7 +99,7 @@ class PrivacyLedger(SpentLedger):
             name: The training's name; `training` by default.
             cap: Largest total of all trainings of the account, for the unit and neighbours of its
                 first plan; fixed when the account is made. None: that of the account, which has
-                none if it is made now. Without a cap, the account's delta is twice the first
+                none if it is made now. Without a cap, the account's delta is three times the first
                 plan's.
             population: Whom the training is of, compared with whom the account was made for. Its
                 digests have a key beside the ledger's file (`population.py`). None: the caller says
@@ -144,8 +144,9 @@ class PrivacyLedger(SpentLedger):
             account, made = ledger.account, {}
             if not ledger.entries:
                 people = None if population is None else population.keyed(made_key(place))
-                terms = AccountTerms.of(ledger.name, plan.budget.delta, cap, people)
-                account = AccountState.made(terms, Neighbours.of(plan))
+                first = EnteredTraining(name, TrainingState(plan))
+                terms = AccountTerms.of(ledger.name, first, cap, people)
+                account = AccountState.made(terms, first)
                 made = first_entry(terms)
             account.require_cap(cap)
             clients = clients_in(account, name, population, place)
@@ -189,12 +190,12 @@ class PrivacyLedger(SpentLedger):
             return None if cap is None else cap.delta / 2.0
         if name in account.trainings:
             return account.trainings[name].plan.budget.delta
-        if account.left_of_delta <= 0.0:
+        if account.delta_of_further <= 0.0:
             raise PrivacyBudgetExhausted(
                 f"no delta is left of the {delta_rounded_up(account.terms.delta)} of the account "
                 f"{account.terms.name}, so no further training fits into it"
             )
-        return account.left_of_delta / 2.0
+        return account.delta_of_further / 2.0
 
     def require_known(self, rng: SecureRandom) -> None:
         """Check that the ledger has recorded a noise source's kind.

@@ -14,14 +14,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_dp.accounting import NeighboringRelation, OwnRatesSampling, freeze
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.renyi import summed_divergences
 from fl_dp.guarantee import Guarantee
 from fl_dp.promise import UNITS
 
 from .plan_base import Plan
+from .record_plan import RecordPlan
 
 _ENDLESS = 10_000_000  # rounds: more than any training repeats
 
@@ -65,28 +70,63 @@ def epsilon_ceiling(plan: Plan, neighbours: Neighbours, spent: FrozenHistory = (
         Infinity where no bound is known.
     """
     relation = _relation_of(plan, neighbours)
-    if relation is None:
-        return math.inf
     if relation is plan.neighboring_relation:
         return plan.budget.epsilon
+    replaced = plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
     implied = math.inf
-    if (
-        plan.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        and relation is NeighboringRelation.ZERO_OUT
-    ):
+    if replaced and relation is NeighboringRelation.ZERO_OUT:
         implied = plan.budget.epsilon  # zero is one way to be replaced
+    counted = _counted_for(plan, neighbours)
+    if counted is None:
+        return implied
+    history = freeze(Counter(dict(largest_history(plan))) | Counter(dict(spent)))
+    return min(implied, max(map(counted.tight_epsilon, _by_group(counted, history))))
+
+
+@lru_cache(maxsize=256)
+def renyi_ceiling(
+    plan: Plan, neighbours: Neighbours, orders: tuple[float, ...], spent: FrozenHistory = ()
+) -> NDArray[np.float64]:
+    """Return the largest Renyi divergences of all that a plan may release, shape `(len(orders),)`.
+
+    Read-only; infinite where no bound is known; other arguments as for `epsilon_ceiling`. What was
+    spent may have taken the place of planned rounds.
+    """
+    counted = _counted_for(plan, neighbours)
+    if counted is None:
+        return np.broadcast_to(math.inf, len(orders))
+    relation = counted.neighboring_relation
+    divergences = [
+        summed_divergences(of_group, relation, orders)
+        for history in (largest_history(plan), spent)
+        for of_group in _by_group(counted, history)
+    ]
+    # A slack s adds 2 s to an epsilon, and s / (order - 1) as it leaves e^-s of delta.
+    slack = plan.slack * (2.0 + 1.0 / (np.array(orders) - 1.0))
+    ceiling = np.asarray(np.max(divergences, axis=0) + slack)
+    ceiling.flags.writeable = False
+    return ceiling
+
+
+def _counted_for(plan: Plan, neighbours: Neighbours) -> Plan | None:
+    """Return a plan as it is charged for other neighbours; None: its kind promises them nothing."""
+    relation = _relation_of(plan, neighbours)
+    if relation is None:
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the plan has given its warnings already
-            counted = replace(plan, neighboring_relation=relation)
-    except ValueError:  # the kind promises nothing to such neighbours
-        return implied
-    law = counted.sampling
-    history = freeze(Counter(dict(largest_history(plan))) | Counter(dict(spent)))
-    histories = [history]
+            return replace(plan, neighboring_relation=relation)
+    except ValueError:
+        return None
+
+
+def _by_group(plan: Plan, history: FrozenHistory) -> list[FrozenHistory]:
+    """Return a history as each group of units with a price of its own is charged for it."""
+    law = plan.sampling
     if isinstance(law, OwnRatesSampling):
-        histories = [law.history_for(number, history) for number in range(law.num_groups)]
-    return min(implied, max(map(counted.tight_epsilon, histories)))
+        return [law.history_for(number, history) for number in range(law.num_groups)]
+    return [history]
 
 
 @lru_cache(maxsize=64)
@@ -111,12 +151,11 @@ def joint_ceiling(plans: tuple[Plan, ...], neighbours: Neighbours) -> float:
     history = union_of(plans)
     bounds: list[float] = []
     for relation in filter(None, relations):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # as above
-                _ = [replace(plan, neighboring_relation=relation) for plan in plans]
-        except ValueError:  # a kind promises nothing to such neighbours
-            continue
+        if any(
+            _counted_for(plan, Neighbours(unit=plan.unit, relation=relation)) is None
+            for plan in plans
+        ):
+            continue  # a kind promises nothing to such neighbours
         bounds.append(tight_epsilon(history, delta, neighboring_relation=relation) + 2.0 * slack)
     return min(bounds, default=math.inf)
 
@@ -153,3 +192,18 @@ def largest_history(plan: Plan) -> FrozenHistory:
         neighboring_relation=plan.neighboring_relation,
     )
     return freeze([*plan.history, (event, further)])
+
+
+@lru_cache(maxsize=256)
+def largest_history_of_records(plan: RecordPlan) -> FrozenHistory:
+    """Return all steps of DP-SGD that one client's ledger admits, at the plan's own noise."""
+    steps = plan.steps * plan.participations
+    further = affordable_rounds(
+        {plan.event: steps},
+        plan.event,
+        plan.budget.epsilon,
+        plan.budget.delta,
+        at_most=_ENDLESS,
+        neighboring_relation=plan.neighboring_relation,
+    )
+    return freeze([(plan.event, steps + further)])

@@ -120,7 +120,7 @@ def test_a_sweep_is_one_entry_far_below_the_sum(tmp_path: Path) -> None:
         spend(file, plan, name)
     account = account_of(file)
     assert account.total(CLIENT) == budget.epsilon
-    assert account.left_of_delta == pytest.approx(7.5e-4)
+    assert account.left_of_delta == pytest.approx(3.75e-4)
     with pytest.raises(PrivacyBudgetExhausted, match="is left of the account"):
         PrivacyLedger.open(file, plan_of(7.9, delta=1e-5), name="more")
 

@@ -73,6 +73,8 @@ FREE_IN_A_TRAINING = {
     "reserve.participants",
     "plan.account.name",
     "plan.account.delta",  # a larger one
+    "plan.account.odometer.order",
+    "plan.account.odometer.delta",
 }
 FREE_IN_A_PLAN = {
     "budget.epsilon",

@@ -124,7 +124,7 @@ def test_rows_that_are_dealt_anew_make_other_clients_whose_records_are_counted(
         enter(place, "first", PATIENTS)
         enter(place, "second", replace(PATIENTS, clients=clients))
     dealt, kept = totals(file), totals(again)
-    assert kept[CLIENT] == 2.0 and dealt[CLIENT] == float("inf")
+    assert kept[CLIENT] < 2.0 and dealt[CLIENT] == float("inf")
     # Both trainings say as much of a record, as if all of a client's data were replaced.
     assert dealt[RECORD] == kept[RECORD] == 2.0 * epsilon_ceiling(plan_of(), RECORD) > 2.0
 
@@ -133,7 +133,7 @@ def test_natural_clients_stay_who_they_are(tmp_path: Path) -> None:
     file = tmp_path / "people.db"
     for name in ("first", "second"):
         enter(file, name, replace(PATIENTS, rows=name, clients=NATURAL))
-    assert totals(file)[CLIENT] == 2.0
+    assert 1.0 < totals(file)[CLIENT] < 2.0
 
 
 def test_a_cap_on_clients_refuses_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, enter_sweep, witness_at
 
-_STEPS = 10
+_STEPS = 8
 _MOST = 8  # releases of one opening
 _RELATIONS = [NeighboringRelation.ZERO_OUT] * 3 + [NeighboringRelation.REPLACE_ONE]
 
@@ -49,7 +49,7 @@ def release(
 def plan_by_chance() -> Plan:
     """A plan that its attacker chose by whatever it has seen."""
     return plan_of(
-        random.choice([0.3, 0.9, 1.7, 2.5]),
+        random.choice([0.9, 1.7, 2.5, 4.0]),
         delta=random.choice([1e-5, 5e-5, 2e-4]),
         rounds=random.randint(1, 4),
         sampling_rate=1.0,
