@@ -35,6 +35,113 @@ _ASKED_FIRST = 3
 _MOST_LISTED = 5  # nodes that a line of the log names at most
 
 _SAME_MODEL = "start from the arrays of the model that the clients train (initial_arrays)"
+<<<<<<< HEAD
+=======
+LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
+"""Flower's mods that need a counterpart at the server which fl-dp replaces."""
+
+# By what a training or a question needs of an app, in the order in which it is said.
+_LACKING = {
+    Ability.STATISTICS: (
+        "nodes contribute values of their own to this statistic, and its app has none: write "
+        "numpy_client_app(client_fn, statistics_fn=values_of), where values_of(context, unit, "
+        "config, name) returns one unit's values"
+    ),
+    Ability.EVALUATION: (
+        "nodes contribute bounded measurements of a model, and its app makes none: write "
+        "numpy_client_app(client_fn). A plain ClientApp's @app.evaluate() is measured by an "
+        "Evaluation, where a CentralPlan lets the server bound what it replies"
+    ),
+    Ability.NOISE: (
+        "each client adds the noise of this training itself, and its app adds none: write "
+        "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
+    ),
+    Ability.PERSONS: (
+        "the units of the training are persons, and its app adds up none: give "
+        "numpy_client_app(records=NodeRecords(..., unit='person')), or plan unit='record'"
+    ),
+    Ability.RECORDS: (
+        "the units of the training are records, and its app adds up none: give "
+        "numpy_client_app(records=NodeRecords(...)), or plan its unit"
+    ),
+    Ability.UNITS: (
+        "a node hosts several units in this training, and its app hosts one: give "
+        "numpy_client_app(client_fn, units=NodeUnits(...)), or plan units_per_node=1"
+    ),
+    Ability.SUMS: (
+        "nodes flip the coins of their units and answer with sums, and its app does not: write "
+        "numpy_client_app(client_fn), or plan coins_at_nodes=False"
+    ),
+    Ability.WEIGHTS: (
+        "clients apply the weights of weight_cap themselves, and its app applies none: write "
+        "numpy_client_app(client_fn), or leave weight_cap out"
+    ),
+    Ability.UTILITY: (
+        "the selection asks clients for a utility, and its app tells none: write "
+        "numpy_client_app(client_fn), or another selection"
+    ),
+}
+
+_OLD_API = (
+    "its client app is made the old way, ClientApp(client_fn=...), which answers no message of "
+    "today's strategies. Write instead: from fl_dp.clients import numpy_client_app; "
+    "app = numpy_client_app(client_fn)"
+)
+_OLD_API_OR_MOD = (
+    "its client app reads the messages of Flower's older API. If it is made by "
+    "ClientApp(client_fn=...), write instead: from fl_dp.clients import numpy_client_app; "
+    "app = numpy_client_app(client_fn). If it has fixedclipping_mod or adaptiveclipping_mod from "
+    f"flwr.client.mod, {_MOD_ADVICE}"
+)
+
+
+class Meaning(NamedTuple):
+    """An error reply in the server's words, and whether every round would end in it."""
+
+    text: str
+    lasting: bool = True
+
+
+_REFUSED_SUMS = {
+    "stale": "it has answered that sum, or a later one",
+    "terms": "its terms are not what the node was sent, or contradict themselves",
+    "directory": "it knows another directory of keys",
+    "policy": "its owner does not allow such a sum",
+    "view": "members were told of other repliers",
+    "thin": "too few neighbours replied",
+    "quorum": "too few members have seen the same repliers",
+    "budget": "its own budget is exhausted",
+    "late": "its work was not done in time or ended its process, and it takes no further part",
+    "busy": "it still works on an earlier message, and can be asked again",
+}
+# A pattern of an error's reason and its meaning: the reason itself may hold data and stays here.
+_KNOWN_REASONS = (
+    (r"Invalid message type: query", Meaning(_OLD_API)),
+    (r"fitins\.parameters", Meaning(_OLD_API_OR_MOD)),
+    (r"No evaluate function registered", Meaning("its client app has no @app.evaluate()")),
+    (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
+    *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
+    (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
+    (
+        r"^(Ledger|Storage)Unavailable$",
+        Meaning("its ledger can't be read or written, see its log", lasting=False),
+    ),
+    (r"^LedgerCorrupted$", Meaning("its ledger is not as it wrote it, see its log")),
+    (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
+    *(
+        (rf"^Refused {code}$", Meaning(f"it refused a secure sum: {text}", lasting=False))
+        for code, text in _REFUSED_SUMS.items()
+    ),
+)
+_KNOWN_CODES = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: Meaning("its client app can't be loaded, see its log"),
+    ErrorCode.NODE_UNAVAILABLE: Meaning("the node is gone", lasting=False),
+    ErrorCode.MESSAGE_UNAVAILABLE: Meaning("the message was no longer there", lasting=False),
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: Meaning("its reply was too late", lasting=False),
+    ErrorCode.CLIENT_APP_CRASHED: Meaning("its process ended", lasting=False),
+    ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
+}
+>>>>>>> b9f799db (An app of records under a plan of persons, or the other way round, is found by the rehearsal, before a charge)
 _EXHAUSTED = {
     Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (dp-max-epsilon) "
     "has no room for a round, and it contributes nothing until its owner allows more",

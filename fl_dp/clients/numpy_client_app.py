@@ -175,7 +175,8 @@ def numpy_client_app(
     if client_fn is not None or units is not None:
         abilities.add(Ability.EVALUATION)
     if records is not None:
-        abilities.add(Ability.RECORDS)
+        unit = getattr(records, "unit", "record")  # `NodeRecords` has it
+        abilities.add(Ability.PERSONS if unit == "person" else Ability.RECORDS)
     if statistics_fn is not None:
         abilities.add(Ability.STATISTICS)
     identity = identity_handler(

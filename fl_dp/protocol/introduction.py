@@ -34,6 +34,8 @@ class Ability(StrEnum):
     """It contributes its measurements of a model to a statistic."""
     NOISE = "noise"
     """It adds a round's noise itself."""
+    PERSONS = "persons"
+    """It adds up gradients of its persons, each the mean of a person's records."""
     RECORDS = "records"
     """It adds up gradients of its records."""
     STATISTICS = "statistics"

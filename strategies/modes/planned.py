@@ -84,7 +84,7 @@ class PlannedMode(Mode, Generic[_Plan]):
         """Abilities that every client's app needs."""
         hosting = plan.hosting
         if hosting.of_records:
-            return {Ability.RECORDS}
+            return {Ability.PERSONS if plan.unit == "person" else Ability.RECORDS}
         needs: set[Ability] = set()
         if hosting.max_units > 1:
             needs.add(Ability.UNITS)

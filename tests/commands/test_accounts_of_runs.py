@@ -18,6 +18,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic
 from fl_dp.app.task_client import app
 from fl_dp.ledger import AccountLedger
+from fl_dp.promise import rounded_up
 
 CLIENTS = 20
 
@@ -61,23 +62,32 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
         result = call("run", *people, f"run_name={name}", f"privacy.epsilon={epsilon}")
         assert result.exit_code == 0, result.stderr
     assert "patients.account.db, a new one" not in said_on_stderr(result)
+<<<<<<< HEAD
     total = "one client (zero-out), against whom each run's promise names; left: delta"
     assert re.search(
         rf"all 2 runs: epsilon 5 at delta \S+, {re.escape(total)}", " ".join(result.stdout.split())
     )
+=======
+>>>>>>> b9f799db (An app of records under a plan of persons, or the other way round, is found by the rehearsal, before a charge)
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"a": 2.0, "b": 3.0}
     totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
-    assert totals["client"] == 5.0 and totals["record"] > 5.0
+    assert 3.0 < totals["client"] < 5.0 < totals["record"]  # by the odometer, and by the sum
+    in_words = f"epsilon {rounded_up(totals['client'])}"
+    assert f"all 2 runs: {in_words} at delta" in " ".join(result.stdout.split())
     folder = RunFolder(tmp_path / "runs" / "b")
     statement = folder.read_statement()
-    assert statement["account"]["epsilon"] == 5.0
-    assert statement["delta"] == pytest.approx(account["delta"] / 4)  # half of the half
+    assert statement["account"]["epsilon"] == totals["client"]
+    assert statement["delta"] == pytest.approx(account["delta"] / 6)  # half of a third
     assert "Account:" in folder.log.read_text()
     shown = json_of("ledger", str(folder.path), "--json")
     assert "privacy.json" in shown["compared"] and shown["plan"]["budget"]["epsilon"] == 3.0
     text = call("budgets", str(tmp_path / "runs")).stdout
+<<<<<<< HEAD
     assert "epsilon 5 at" in text and "no cap on epsilon" in text
+=======
+    assert in_words in text and "has no cap" in text
+>>>>>>> b9f799db (An app of records under a plan of persons, or the other way round, is found by the rehearsal, before a charge)
 
 
 def test_another_seed_deals_other_clients_whose_records_are_counted(
@@ -120,9 +130,9 @@ def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str])
     capped = [*people, "privacy.account=hospitals"]
     first = call("run", *capped, "run_name=a", "privacy.epsilon=3", "privacy.account_cap=[4,1e-2]")
     assert first.exit_code == 0, first.stderr
-    assert "left: epsilon 1 at delta 0.005" in " ".join(first.stdout.split())
+    assert " at delta 0.0025" in " ".join(first.stdout.split()).partition("left: epsilon")[2]
     for overrides, words in (
-        (["privacy.epsilon=2"], "epsilon 2, and 1 is left of the account hospitals.account.db"),
+        (["privacy.epsilon=3.5"], "is left of the account hospitals.account.db"),
         (["privacy=none"], "'b' would have no promise"),
         (["privacy.epsilon=1", "privacy.account_cap=[9,1e-2]"], "leave cap out"),
         (["privacy=dp_sgd", "dp_sgd.epsilon=1"], "no bound is known on what this plan says"),
@@ -131,12 +141,12 @@ def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str])
         assert refused.exit_code == 2
         assert words in said_on_stderr(refused)
         assert not (tmp_path / "runs" / "b").exists()
-    sweep = call("run", "-m", *capped, "run_name=b", "privacy.epsilon=0.9", "seed=0,1,2,3")
+    sweep = call("run", "-m", *capped, "run_name=b", "privacy.epsilon=3", "seed=0,1,2,3")
     assert sweep.exit_code == 2
     assert "'b' would spend epsilon" in said_on_stderr(sweep)
     assert not (tmp_path / "runs" / "b").exists()
     account = accounts_in(tmp_path / "runs")["hospitals.account.db"]
-    assert account["left"] == {"epsilon": 1.0, "delta": 0.005}
+    assert account["left"]["epsilon"] >= 1.0 and account["left"]["delta"] == 0.0025
 
 
 def test_a_run_that_goes_on_is_the_same_entry(tmp_path: Path, people: list[str]) -> None:
@@ -168,7 +178,7 @@ def test_a_further_plan_goes_on_from_a_model_of_the_same_account(
     first, second = (RunFolder(runs / name) for name in "ab")
     assert second.read_metrics()[0]["test_loss"] == first.read_metrics()[-1]["test_loss"]
     statement = second.read_statement()
-    assert statement["budget"]["epsilon"] == 1.0 and statement["account"]["epsilon"] == 3.0
+    assert statement["budget"]["epsilon"] == 1.0 and 2.0 < statement["account"]["epsilon"] < 3.0
     assert "public_inputs" not in statement  # its total has what the first weights say
     other = call(
         "run", *people, "run_name=c", "privacy.epsilon=1", "privacy.account=others", initial

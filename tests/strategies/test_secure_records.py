@@ -299,23 +299,40 @@ def test_a_gradient_leaves_in_a_secure_sum_or_not_at_all(tmp_path: Path) -> None
     assert reply.error.reason == "Refused terms"
 
 
+def app_of(unit: str, model: Callable[[], nn.Module]) -> ClientApp:
+    """An app whose records or persons are never read here."""
+    return numpy_client_app(
+        records=NodeRecords(
+            model_fn=lambda context, config: model(),
+            loader_fn=lambda context, config: DataLoader(TensorDataset()),
+            unit=unit,
+        )
+    )
+
+
 @pytest.mark.parametrize(
-    ("app", "said"),
+    ("app", "unit", "said"),
     [
-        (numpy_client_app(lambda context: Adds(None)), r"numpy_client_app\(records=NodeRecords"),
         (
-            numpy_client_app(
-                records=NodeRecords(
-                    model_fn=lambda context, config: nn.Linear(2, 2),
-                    loader_fn=lambda context, config: DataLoader(TensorDataset()),
-                )
-            ),
+            numpy_client_app(lambda context: Adds(None)),
+            "record",
+            r"numpy_client_app\(records=NodeRecords",
+        ),
+        (
+            app_of("record", lambda: nn.Linear(2, 2)),
+            "record",
             "with array '0.weight' as float32 of shape",
         ),
+        (
+            app_of("record", model_of),
+            "person",
+            r"are persons, .*NodeRecords\(\.\.\., unit='person'\)",
+        ),
+        (app_of("person", model_of), "record", "are records, and its app adds up none"),
     ],
 )
 def test_an_app_that_sums_other_gradients_is_found_before_anything_is_charged(
-    tmp_path: Path, app: ClientApp, said: str
+    tmp_path: Path, app: ClientApp, unit: str, said: str
 ) -> None:
     class Others(Silos):
         def app(self) -> ClientApp:
@@ -323,7 +340,7 @@ def test_an_app_that_sums_other_gradients_is_found_before_anything_is_charged(
 
     silos = silos_of(SIZES)
     with pytest.raises(RehearsalFailed, match=said):
-        trained(tmp_path, silos, plan_of(silos), nodes=Others(tmp_path, silos))
+        trained(tmp_path, silos, plan_of(silos, unit=unit), nodes=Others(tmp_path, silos))
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.rounds_spent == 0
 
