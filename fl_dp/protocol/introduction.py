@@ -65,9 +65,13 @@ LACKING = {
         "each client adds the noise of this training itself, and its app adds none: write "
         "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
     ),
+    Ability.PERSONS: (
+        "the units of the training are persons, and its app adds up none: give "
+        "numpy_client_app(records=NodeRecords(..., unit='person')), or plan unit='record'"
+    ),
     Ability.RECORDS: (
         "the units of the training are records, and its app adds up none: give "
-        "numpy_client_app(records=NodeRecords(...))"
+        "numpy_client_app(records=NodeRecords(...)), or plan its unit"
     ),
     Ability.UNITS: (
         "a node hosts several units in this training, and its app hosts one: give "
