@@ -18,6 +18,7 @@ from fl_dp.clients.per_record.plain_items import has_columns, with_tensors
 from fl_dp.clients.per_record.record_batches import TARGET_KEYS
 from fl_dp.clients.per_record.record_source import Rows, require_rows
 from fl_dp.ledger import Population
+from fl_dp.ledger.fingerprint import fingerprint
 from fl_dp.tasks.datasets.partitions import partition as partition_of
 
 from .shared_memory import require_apart

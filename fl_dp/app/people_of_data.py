@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.ledger import NATURAL, AccountLedger, Population
+from fl_dp.ledger.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.ledger.population import read_key
 from fl_dp.tasks.datasets import EMBEDDED, load_dataset
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, Persons, RecordWise
 from fl_dp.clients.owner.node_privacy import in_simulation
-from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.codec import decode_text
+from fl_dp.ledger.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.message_keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets.forms import Form

@@ -11,6 +11,7 @@ import torch
 from asserting_kernels import CLASSES, TOKENS, Assertion, assert_as_a_gpu_does, reader, texts
 from torch import Tensor, nn
 
+from fl_dp.clients.per_record.class_losses import CLASS_LOSSES
 from fl_dp.clients.per_record.clipped_gradients import ClippedGradients, Gradients
 from fl_dp.clients.per_record.index_ranges import (
     IndicesInRange,
@@ -100,3 +101,26 @@ def test_tables_are_looked_at_only_meanwhile() -> None:
     with pytest.raises(RuntimeError) as torchs_own:
         bag(torch.tensor([[7]]))
     assert "a token is" not in str(torchs_own.value)
+
+
+@pytest.mark.parametrize("function", CLASS_LOSSES)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3), (7,)])
+def test_losses_under_vmap_are_those_that_pytorch_gives_each_record(
+    function: Callable[..., Tensor], reduction: str, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(4, *shape, generator=generator, requires_grad=True)
+    of_classes = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    labels = torch.randint(7, (4, *of_classes), generator=generator)
+    labels[0] = 2  # of the first record nothing counts, and its mean is no number
+    options = {"reduction": reduction, "ignore_index": 2}
+    expected = torch.stack(
+        [function(*pair, **options) for pair in zip(outputs, labels, strict=True)]
+    )
+    losses = torch.vmap(lambda *pair: CLASS_LOSSES[function](*pair, **options))(outputs, labels)
+    torch.testing.assert_close(losses, expected, equal_nan=True)
+    pairs = [torch.autograd.grad(way[1:].sum(), outputs)[0] for way in (losses, expected)]
+    torch.testing.assert_close(*pairs, equal_nan=True)
+    with pytest.raises((ValueError, RuntimeError)):
+        CLASS_LOSSES[function](torch.zeros(5, 7, 3), torch.zeros(5, 2, dtype=torch.int64))

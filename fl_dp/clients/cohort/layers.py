@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fl_dp.clients.per_record.class_losses import CLASS_LOSSES
 from fl_dp.clients.per_record.vmap_rules import own_rules_of_the_package
 
 from .image_layers import ImageLayers
@@ -65,6 +66,7 @@ class ModelLayers(TorchFunctionMode):
             func = self._stand_ins[func]
         elif func in _CLAMPED:
             args, kwargs = _CLAMPED[func](*args, **kwargs)
+            func = CLASS_LOSSES.get(func, func) if self._many else func
         elif func in _DROPOUTS:
             return self._dropout(_DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)

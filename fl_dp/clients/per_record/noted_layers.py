@@ -23,6 +23,7 @@ from torch._C import DisableTorchFunction, _functorch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.nn import functional
 
+from .class_losses import CLASS_LOSSES
 from .clipped_gradients import summed_in
 from .noted_norms import GroupNorm, read_group_norm, read_layer_norm
 from .recurrent_steps import RECURRENT, stepwise
@@ -289,6 +290,8 @@ class NotedLayers(WatchedPass):
                 made = read(*args, **kwargs)
                 if made is not None:
                     return self._noted(func, weight, *made)
+        if func in CLASS_LOSSES and args and _is_record(args[0]):
+            return CLASS_LOSSES[func](*args, **kwargs)
         if func in RECURRENT and isinstance(args[2], list) and _is_record(args[0]):
             with self:  # which is left in here, and would miss the layers inside
                 return stepwise(func, *args)

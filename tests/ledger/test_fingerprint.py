@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.clients.per_record.fingerprint import fingerprint, fingerprint_of_files
+from fl_dp.ledger.fingerprint import fingerprint, fingerprint_of_files
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(40, 3, 2)).astype(np.float32)
