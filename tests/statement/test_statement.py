@@ -147,6 +147,7 @@ def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any])
     assert statement["budget"] == {"epsilon": 4.0, "delta": 1e-3}
     assert statement["neighboring_relation"] == "zero-out"
     assert statement["unit"] == "one client's whole contribution over the whole training"
+    assert statement.get("epsilon_of_several") is None  # of records alone
     assert "every released model" in statement["adversary"]
     assert "does not see who took part" in statement["adversary"]
     assert statement["trusted"].startswith("the server")
