@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fl_dp.clients.per_record.fingerprint import fingerprint
 from fl_dp.clients.per_record.plain_items import has_columns, with_tensors
 from fl_dp.clients.per_record.record_batches import TARGET_KEYS
 from fl_dp.clients.per_record.record_source import Rows, require_rows
