@@ -1,7 +1,7 @@
-"""What a loop is handed from above. It meets released models alone, so no promise needs it.
+"""What a loop is handed from above: no promise of its rounds needs it.
 
-A training without keeps the same promise. What refuses does so before the first charge, or by
-released numbers.
+It meets released models and numbers alone, or acts before the first charge. Clients' evaluation is
+charged by itself. A training without any of it keeps the same promise.
 """
 
 from __future__ import annotations
