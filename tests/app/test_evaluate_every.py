@@ -6,28 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_grid import LocalGrid, answer_with_app
+from app_trainings import trained_run
 
 from fl_dp.accounting import PrivacyBudgetExhausted
-from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.server import train
-from fl_dp.app.task_client import app
 from fl_dp.strategies import PrivateLoop
 from fl_dp.tasks.public_scores import Score
 from fl_dp.terminal.progress import progress_line
 
 
 def run(folder: Path, *overrides: str) -> RunFolder:
-    settings = compose_settings(
-        [
-            *("task.num_clients=20", "client.epochs=1", "privacy.insecure_seed=3"),
-            *(f"output_dir={folder}", "run_name=run", *overrides),
-        ]
-    )
-    nodes = settings.simulation.num_nodes(20)
-    train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
-    return RunFolder(folder / "run")
+    small = ("task.num_clients=20", "client.epochs=1", "privacy.insecure_seed=3")
+    return trained_run(folder, *small, *overrides)
 
 
 def evaluated(lines: list[dict[str, Any]]) -> list[int]:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from app_trainings import grid_of_nodes
 from command_line import call
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fresh_data_sets import fresh_data_sets as fresh_data_sets
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from numpy.typing import NDArray
 
 from fl_dp.app import workload
@@ -92,14 +93,6 @@ def settings_for(folder: Path, server: Path, *overrides: str) -> Settings:
             *overrides,
         ]
     )
-
-
-def grid_of_nodes(configs: list[dict[str, Any]]) -> LocalGrid:
-    contexts = [
-        Context(1, FIRST_NODE + number, config, RecordDict(), {})
-        for number, config in enumerate(configs)
-    ]
-    return LocalGrid(introducing(lambda message, node: app(message, contexts[node])), len(configs))
 
 
 def on_nodes(folder: Path, server: Path, configs: list[dict[str, Any]]) -> RunFolder:

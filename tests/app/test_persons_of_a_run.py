@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from app_trainings import real_nodes
 from fresh_data_sets import fresh_data_sets as fresh_data_sets
 from hugging_face import Table
-from local_grid import FIRST_NODE, LocalGrid, introducing
+from local_grid import LocalGrid
 from owned_clock import answer_at_once
 from torch import nn
 from worked_here import work_here
@@ -25,7 +25,6 @@ from fl_dp.app.private_module import train_private
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
-from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, public_form_of, rows_of_unit
 from fl_dp.app.workload import training_rows as dealt
 from fl_dp.ledger import NodeLedger
@@ -140,22 +139,6 @@ def test_rows_that_measure_privately_are_of_other_persons(tmp_path: Path) -> Non
 # Whole runs.
 
 
-def nodes(tmp_path: Path, folders: list[Path] | None = None, *more: Any) -> LocalGrid:
-    contexts = []
-    for node in range(CLIENTS):
-        (tmp_path / f"node-{node}").mkdir()
-        config: dict[str, Any] = {
-            "dp-ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
-            "partition-id": node,
-        }
-        if folders is not None:
-            config["dp-data-path"] = str(folders[node])
-        config |= dict(more)
-        contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
-    answer = introducing(lambda message, node: app(message, contexts[node]))
-    return LocalGrid(answer, CLIENTS)
-
-
 def trained(tmp_path: Path, grid: LocalGrid, *overrides: str) -> RunFolder:
     settings = settings_of(tmp_path / "data", f"output_dir={tmp_path}", "run_name=run", *overrides)
     train(grid, settings, run_id="1")
@@ -174,7 +157,7 @@ def test_a_table_under_dp_sgd_is_charged_and_stated_by_person(tmp_path: Path) ->
     write_table(tmp_path / "data")
     done = trained(
         tmp_path,
-        nodes(tmp_path),
+        real_nodes(tmp_path, CLIENTS),
         *("privacy=dp_sgd", "selection.sampling_rate=1", "dp_sgd.epsilon=1e6"),
         *("dp_sgd.sampling_rate=0.5", "client.learning_rate=0.5", "rounds=4"),
     )
@@ -198,7 +181,7 @@ def test_a_table_across_silos_is_charged_and_stated_by_person(
     work_here(monkeypatch)
     answer_at_once(monkeypatch)
     write_table(tmp_path / "data")
-    done = trained(tmp_path, nodes(tmp_path), *SILOS, "privacy.epsilon=8")
+    done = trained(tmp_path, real_nodes(tmp_path, CLIENTS), *SILOS, "privacy.epsilon=8")
     assert units_of_ledgers(tmp_path) == ["person"] * CLIENTS
     statement = done.read_statement()
     assert (statement["unit"], statement["num_clients"]) == (UNITS["person"], PERSONS)
@@ -212,7 +195,7 @@ def test_nodes_with_tables_of_their_own_promise_to_their_persons(tmp_path: Path)
     folders = [write_table(tmp_path / f"own-{node}", seed=node) for node in range(CLIENTS)]
     trained(
         tmp_path,
-        nodes(tmp_path, folders),
+        real_nodes(tmp_path, CLIENTS, dp_data_path=list(map(str, folders))),
         *("privacy=dp_sgd", "selection.sampling_rate=1", "task.partition=nodes"),
     )
     assert units_of_ledgers(tmp_path) == ["person"] * CLIENTS

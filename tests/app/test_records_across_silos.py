@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid
+from app_trainings import real_nodes
+from local_grid import LocalGrid
 from owned_clock import answer_at_once
 from worked_here import work_here
 
@@ -20,7 +18,6 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
-from fl_dp.app.task_client import app
 from fl_dp.ledger import NodeLedger
 from fl_dp.option_errors import OptionError
 
@@ -30,24 +27,14 @@ SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
 
 
 @pytest.fixture
-def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
+def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
     """Five real nodes, which answer when they are ready, of this process."""
     work_here(monkeypatch)
     answer_at_once(monkeypatch)
-    contexts = []
-    for node in range(5):
-        (tmp_path / f"node-{node}").mkdir()
-        config: dict[str, Any] = {
-            "dp-ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
-            "partition-id": node,
-        }
-        contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
-    return lambda message, node: app(message, contexts[node])
+    return real_nodes(tmp_path, 5)
 
 
-def test_five_silos_learn_digits_and_each_is_charged(
-    tmp_path: Path, silos: Callable[[Message, int], Message]
-) -> None:
+def test_five_silos_learn_digits_and_each_is_charged(tmp_path: Path, silos: LocalGrid) -> None:
     settings = compose_settings(
         [
             *SILOS,
@@ -57,7 +44,7 @@ def test_five_silos_learn_digits_and_each_is_charged(
             "run_name=run",
         ]
     )
-    train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
+    train(silos, settings, run_id="1")
     done = RunFolder(tmp_path / "run")
     statement = done.read_statement()
     assert statement["unit"] == "one record of one client, over the whole training"
@@ -95,21 +82,19 @@ def rare_class(folder: Path) -> Path:
 
 
 def test_a_rare_class_of_a_table_is_learned_by_the_table_s_recipe(
-    tmp_path: Path, silos: Callable[[Message, int], Message]
+    tmp_path: Path, silos: LocalGrid
 ) -> None:
     """Accuracy is the larger class's share either way; AUC tells whether anything was learned."""
     table = ("task=csv", f"task.data_dir={rare_class(tmp_path)}", "task.num_clients=5")
     budget = ("privacy=distributed_records", "privacy.epsilon=8", "rounds=14")
     settings = compose_settings([*table, *budget, f"output_dir={tmp_path}", "run_name=run"])
-    train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
+    train(silos, settings, run_id="1")
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["test_auc"] > LEARNED
     assert json.loads(lines[-1])["test_accuracy"] > 0.9
 
 
-def test_silos_measure_the_last_model_by_a_secure_sum(
-    tmp_path: Path, silos: Callable[[Message, int], Message]
-) -> None:
+def test_silos_measure_the_last_model_by_a_secure_sum(tmp_path: Path, silos: LocalGrid) -> None:
     settings = compose_settings(
         [
             "privacy=distributed",
@@ -121,7 +106,7 @@ def test_silos_measure_the_last_model_by_a_secure_sum(
             "run_name=run",
         ]
     )
-    train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
+    train(silos, settings, run_id="1")
     done = RunFolder(tmp_path / "run")
     answer = json.loads(done.private_metrics.read_text())
     assert 0.0 <= answer["estimates"]["accuracy"]["value"] <= 1.0

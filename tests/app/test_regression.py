@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from app_trainings import grid_of, real_nodes
+from flwr.app import Context, RecordDict
 from fresh_data_sets import fresh_data_sets as fresh_data_sets
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from local_grid import FIRST_NODE, LocalGrid
 from owned_clock import answer_at_once
 from safetensors.numpy import load_file
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
@@ -22,7 +22,7 @@ from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
-from fl_dp.app.task_client import TaskClient, app
+from fl_dp.app.task_client import TaskClient
 from fl_dp.app.workload import dataset_of, initial_arrays_of
 from fl_dp.protocol.message_keys import STATISTIC_QUERY_KEY
 from fl_dp.tasks.datasets.schema_file import read_schema
@@ -62,8 +62,7 @@ def settings_for(tmp_path: Path, tables: Path, *overrides: str) -> Settings:
 
 
 def run(settings: Settings, tmp_path: Path) -> RunFolder:
-    nodes = settings.simulation.num_nodes(CLIENTS)
-    train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
+    train(grid_of(settings), settings, run_id="1")
     return RunFolder(tmp_path / "run")
 
 
@@ -107,17 +106,11 @@ def test_a_number_is_learned_and_measured_as_scikit_learn_does(
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
     """Return five real nodes of this process, each with a ledger of its own."""
     work_here(monkeypatch)
     answer_at_once(monkeypatch)
-    contexts = []
-    for node in range(5):
-        (tmp_path / f"node-{node}").mkdir()
-        ledger = str(tmp_path / f"node-{node}/ledger.db")
-        config: dict[str, Any] = {"dp-ledger-path": ledger, "partition-id": node}
-        contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
-    return lambda message, node: app(message, contexts[node])
+    return real_nodes(tmp_path, 5)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +133,11 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message,
 def test_records_are_protected_while_a_number_is_learned(
     tmp_path: Path,
     tables: Path,
-    nodes: Callable[[Message, int], Message],
+    nodes: LocalGrid,
     overrides: tuple[str, ...],
 ) -> None:
     settings = settings_for(tmp_path, tables, *overrides, "task.num_clients=5")
-    train(LocalGrid(nodes, 5, introduces=True), settings, run_id="1")
+    train(nodes, settings, run_id="1")
     done = RunFolder(tmp_path / "run")
     lines = done.read_metrics()
     plan = done.read_record_plan()

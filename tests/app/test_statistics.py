@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from app_trainings import grid_of, real_nodes
 from click.testing import Result
-from flwr.app import Context, Error, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
 from typer.testing import CliRunner
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic, statistic_plan
-from fl_dp.app.task_client import app as client_app
 from fl_dp.app.workload import dataset_of, training_rows
 from fl_dp.codec import encode
 from fl_dp.commands.app import app
@@ -35,34 +33,11 @@ PIXEL = ["statistic.values=records.20", "statistic.low=-2", "statistic.high=2"]
 def answered(folder: Path, *overrides: str) -> tuple[Answer, dict[str, Any]]:
     settings = compose_settings([*SURE, *overrides, f"output_dir={folder}", "run_name=run"])
     if settings.privacy.mode == "distributed":
-        grid = LocalGrid(real_nodes(folder), CLIENTS)
+        grid = real_nodes(folder, CLIENTS, dp_unit_name=[f"site-{n}" for n in range(CLIENTS)])
     else:
-        nodes = settings.simulation.num_nodes(CLIENTS)
-        grid = LocalGrid(answer_with_app(client_app, nodes), nodes)
+        grid = grid_of(settings)
     answer = answer_statistic(grid, settings, run_id="1")
     return answer, json.loads(RunFolder(folder / "run").statistic.read_text())
-
-
-def real_nodes(folder: Path) -> Any:
-    """Nodes that keep ledgers, as real ones do."""
-    contexts = {}
-    for node in range(CLIENTS):
-        (folder / f"node-{node}").mkdir()
-        config: dict[str, Any] = {
-            "dp-ledger-path": str(folder / f"node-{node}" / "ledger.db"),
-            "dp-unit-name": f"site-{node}",
-            "partition-id": node,
-            "num-partitions": CLIENTS,
-        }
-        contexts[node] = Context(1, FIRST_NODE + node, config, RecordDict(), {})
-
-    def answer(message: Message, node: int) -> Message:
-        try:
-            return client_app(message, contexts[node])
-        except Exception as error:
-            return Message(Error(code=2, reason=repr(error)), reply_to=message)
-
-    return introducing(answer)
 
 
 def call(*arguments: str) -> Result:

@@ -100,12 +100,15 @@ def _as_a_plain_client(message: Message, partition: int) -> Message:
 
 def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
     """Answer with a ClientApp, one context a node; its exceptions become error replies."""
-    contexts = {
-        i: Context(
-            1, FIRST_NODE + i, {"partition-id": i, "num-partitions": num_nodes}, RecordDict(), {}
-        )
-        for i in range(num_nodes)
-    }
+    configs = [{"partition-id": i, "num-partitions": num_nodes} for i in range(num_nodes)]
+    return answer_at_nodes(app, configs)
+
+
+def answer_at_nodes(app: ClientApp, configs: Sequence[dict[str, Any]]) -> Answer:
+    """As `answer_with_app`, at nodes with these configs of their owners."""
+    contexts = [
+        Context(1, FIRST_NODE + i, config, RecordDict(), {}) for i, config in enumerate(configs)
+    ]
 
     def answer(message: Message, partition: int) -> Message:
         try:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from local_grid import LocalGrid, answer_with_app
+from app_trainings import trained_run
 
-from fl_dp.app.compose import compose_settings
-from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.server import train
-from fl_dp.app.task_client import app
 from fl_dp.viewer.found_runs import read_run
 from fl_dp.viewer.papers.facts import Facts
 from fl_dp.viewer.report.render import report_page
@@ -25,7 +21,8 @@ def test_lists_pages_and_papers_are_about_r2(tmp_path: Path) -> None:
         x = generator.normal(size=count)
         rows = [f"{a:.4f},{200 + 30 * a:.3f}" for a in x]
         (tmp_path / f"{split}.csv").write_text("\n".join(["a,price", *rows]) + "\n")
-    overrides = [
+    done = trained_run(
+        tmp_path,
         "task=csv",
         f"task.data_dir={tmp_path}",
         "task.label_column=price",
@@ -33,14 +30,8 @@ def test_lists_pages_and_papers_are_about_r2(tmp_path: Path) -> None:
         f"task.num_clients={CLIENTS}",
         "client.learning_rate=0.1",
         "rounds=3",
-        f"output_dir={tmp_path}",
-        "run_name=run",
         "clipping.norm=3",
-    ]
-    settings = compose_settings(overrides)
-    nodes = settings.simulation.num_nodes(CLIENTS)
-    train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
-    done = RunFolder(tmp_path / "run")
+    )
     found = read_run(done.path)
     assert (found.card.score.name, found.accuracy) == ("r2", None)
     assert found.card.score.value == done.read_metrics()[-1]["test_r2"]

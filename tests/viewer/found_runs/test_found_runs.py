@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from local_grid import LocalGrid, answer_with_app
+from app_trainings import trained_run
 from written_runs import write_rounds, write_run
 
-from fl_dp.app.compose import compose_settings
-from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.run_process import PROCESS, this_process
-from fl_dp.app.server import train
-from fl_dp.app.task_client import app
 from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run
 
 NOW = 2_000_000_000.0
@@ -188,15 +184,8 @@ def test_reading_needs_no_framework() -> None:
 
 
 def test_what_is_shown_between_evaluations_is_the_last_one(tmp_path: Path) -> None:
-    settings = compose_settings(
-        [
-            *("task.num_clients=20", "client.epochs=1", "rounds=5", "metrics.evaluate_every=3"),
-            *(f"output_dir={tmp_path}", "run_name=run"),
-        ]
-    )
-    nodes = settings.simulation.num_nodes(20)
-    train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
-    done = RunFolder(tmp_path / "run")
+    small = ("task.num_clients=20", "client.epochs=1", "rounds=5")
+    done = trained_run(tmp_path, *small, "metrics.evaluate_every=3")
     lines = done.read_metrics()[:5]
     done.drop_metrics_after(4)
     found = read_run(done.path)
