@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.codec import encode_text
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.message_keys import (
@@ -40,7 +41,7 @@ from .charged_sum import charged_sum
 from .log import Log
 from .message_exchange import Federation
 from .question import CONFIG, Question
-from .run_log import RunLog
+from .run_log import RunLog, warn_of_no_promise
 from .secure import secure_sums_of
 from .unit_roster import wait_for_roster
 
@@ -116,6 +117,7 @@ def ask_federation(
         content=RecordDict({CONFIG: ConfigRecord(entries)}),
         hosting=ledger.plan.hosting,
     )
+    warn_of_no_promise(Guarantee.of(ledger.plan))
     return _answered(grid, ledger, name, question, options)
 
 

@@ -100,7 +100,7 @@ def log_promise(
         log_record_promise(of_records)
     logger.info("\t├── Rule: %s", ledger.rule)
     logger.info("\t└── Ledger: %s", ledger.location)
-    _warn_of_no_promise(budget)
+    warn_of_no_promise(budget)
     if ledger.insecure:
         logger.warning("NO PRIVACY: the noise is INSECURE, who knows the seed can subtract it")
 
@@ -118,10 +118,11 @@ def log_record_promise(plan: RecordPlan, *, last: bool = False) -> None:
         plan.steps,
         plan.participations,
     )
-    _warn_of_no_promise(budget)
+    warn_of_no_promise(budget)
 
 
-def _warn_of_no_promise(budget: Guarantee) -> None:
+def warn_of_no_promise(budget: Guarantee) -> None:
+    """Log an epsilon that promises nothing as what it is."""
     if budget.warning is not None:
         logger.warning(budget.warning)
 

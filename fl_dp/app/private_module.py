@@ -1,7 +1,7 @@
 """Your own PyTorch module, trained privately in this process on clients' data.
 
 >>> trained = train_private(module, clients, epsilon=4.0, rounds=60, test=(images, labels))
->>> trained.accuracy, trained.epsilon
+>>> trained.accuracy, trained.guarantee
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone
 from fl_dp.clients.owner.node_config import PARTITION_ID_KEY
 from fl_dp.clients.per_record.own_copies import own_copy_of
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import Population, PrivacyLedger, enter_unprotected
 from fl_dp.model_arrays import get_arrays, set_arrays, trained_names
 from fl_dp.option_errors import OptionError, require_positive
@@ -105,6 +106,11 @@ class PrivateModule:
         return self.history[-1].get("mean_absolute_error", math.nan)
 
     @property
+    def guarantee(self) -> Guarantee | None:
+        """The promise with all that epsilon means nothing without; None for a baseline."""
+        return None if self.statement is None else self.statement.guarantee
+
+    @property
     def epsilon(self) -> float:
         """Epsilon of the promise, at `delta`; infinite for a baseline."""
         return math.inf if self.statement is None else self.statement.best_epsilon
@@ -139,7 +145,7 @@ class PrivateModule:
             panel.text(0.5, 0.5, "not measured: there was no test data", ha="center")
         panel.set_xlabel("round")
         panel.set_ylabel(f"{name.replace('_', ' ')} on test data" if values else "")
-        panel.set_title(self._promise, fontsize=9, wrap=True)
+        panel.set_title(str(self.guarantee or NO_PRIVACY), fontsize=9, wrap=True)
         panel.locator_params(axis="x", integer=True)
         if target is None:
             give_shared_look(figure)
@@ -149,11 +155,6 @@ class PrivateModule:
 
     def _all(self, name: str) -> tuple[float, ...]:
         return tuple(row[name] for row in self.history if name in row)
-
-    @property
-    def _promise(self) -> str:
-        statement = self.statement
-        return NO_PRIVACY if statement is None else str(statement.guarantee)
 
 
 @with_read_arguments("module", "clients", "test", "strategy", "persons")

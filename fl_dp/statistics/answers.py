@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.accounting.events import PrivacyEvent, event_to_dict
+from fl_dp.guarantee import Guarantee
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
@@ -23,6 +25,8 @@ from .quantiles import Quantiles
 from .query import Estimate, SumQuery
 from .values import vector
 from .votes import Vote
+
+logger = logging.getLogger("flwr.fl_dp")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,6 +181,8 @@ def charged_release(
         ValueError: The noise is insecure and the ledger does not know of it.
     """
     ledger.require_known(rng)
+    if (warning := Guarantee.of(ledger.plan).warning) is not None:
+        logger.warning(warning)
     reserved = [ledger.reserve_release(name, event) for event in choice.events]
     answer = release_statistic(choice, contributions, rng)
     for reservation in reserved:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from flat_plans import calibrated_plan
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.guarantee import Guarantee
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import Mean, NoiseChoice, Quantiles, charged_release, choose_noise
@@ -49,6 +52,19 @@ def test_declared_statistics_leave_room_for_every_round(tmp_path: Path) -> None:
         events = (*MEAN.events, *MEDIAN.events)
         assert sum(released.values()) == len(events) + 3
         assert released["exponential"] == len(MEDIAN.events)
+
+
+def test_an_answer_that_promises_nothing_is_called_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    asked = plan(MEAN)
+    huge = replace(asked, budget=PrivacyBudget(epsilon=500.0, delta=asked.budget.delta))
+    for planned in (asked, huge):
+        with PrivacyLedger.open(tmp_path / f"{planned.budget.epsilon:g}.db", planned) as ledger:
+            charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
+        warned = f"NO PRIVACY: epsilon 500 {Guarantee.of(huge).terms} promises nothing"
+        assert (warned in caplog.text) is (planned is huge)
 
 
 def test_the_training_s_noise_is_higher_when_statistics_share_its_budget() -> None:

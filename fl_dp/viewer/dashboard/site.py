@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -363,6 +364,8 @@ class Dashboard:
 
     def _budgets(self, request: Request) -> Response:
         gauges, more = self._gauges.read()
+        by_terms = grouped(gauges, lambda gauge: gauge.promise and gauge.promise.terms)
+        gauges = list(chain.from_iterable(by_terms.values()))
         return self._page(
             request, "budgets.html", place="budgets", gauges=gauges, more=more, most=MOST_FOUND
         )
