@@ -94,9 +94,9 @@ class GateLoop:
 
     def step(self) -> None:
         """Wait for the next instant of the grid; pull a message then, and answer it."""
-        self._starts.look()
         now = max(clock.now(), self._busy_until)
         tick = self._start + PULLS * (math.floor((now - self._start) / PULLS) + 1)
+        self._starts.look()  # after it: what a reply takes to read may not choose the instant
         clock.sleep(tick - clock.now())
         try:
             pulled = self._link.pull()
