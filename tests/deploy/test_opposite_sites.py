@@ -19,7 +19,7 @@ from gated_deployment import GatedDeployment
 from loopback_proxy import LoopbackProxy
 from written_apps import write_app
 
-ROUNDS, AFTER = 20, 12.0
+ROUNDS, AFTER = 15, 24.0
 POLICY: dict[str, Any] = {
     "max_epsilon": 1e9,
     "gate_promise": "local",
