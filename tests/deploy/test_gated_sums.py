@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ def test_a_sum_of_real_sites_is_right_whatever_one_app_sends(tmp_path: Path) -> 
         for name, update in SITES.items():
             running.join(name, {"update": update})
         assert running.run(app, []) == "finished:completed"
+        # How each app starts, its owner alone is told before it trains.
+        assert all(re.search("@[0-9a-f]{64} .*starts? here", running.log(name)) for name in SITES)
     released = json.loads((tmp_path / "released.json").read_text())
     # Four coordinates of length 1 are a half each. Six standard deviations of three shares.
     expected = (0.1 + 0.2 + 0.5) / 3

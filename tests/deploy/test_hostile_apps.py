@@ -35,6 +35,7 @@ WAYS = (
     "burns all processors in another session",
     "never answers",
     "behaves",
+    "behaves again",
 )
 UPDATES = dict.fromkeys(WAYS, (1.0,)) | {
     "never answers": (0.0,),
@@ -42,6 +43,7 @@ UPDATES = dict.fromkeys(WAYS, (1.0,)) | {
     # Flower's loop ends by it, and with it the SuperNode's part in this round.
     "sends a tree of another root": (0.0,),
     "floods the desk": (0.0, 1.0),
+    "behaves": (0.0, 1.0),  # its SuperNode ends within half a minute, and another one starts
     "burns all processors in another session": (0.0, 1.0),
 }
 MODEL = ["train", "", ["arrays", "metrics"], {"num-examples": 1}, [["w", "float32", [100], 528]]]
