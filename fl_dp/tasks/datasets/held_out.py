@@ -29,8 +29,12 @@ def with_test_part(
     y: NDArray[np.int64],
     *,
     num_classes: int,
+    clients: tuple[NDArray[np.int64], tuple[str, ...]] | None = None,
 ) -> Dataset:
-    """A set with a fixed, stratified 20 % test part, as none is published."""
+    """A set with a fixed, stratified 20 % test part, as none is published.
+
+    `clients` has each row's natural client, and their names.
+    """
     train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name=name,
@@ -39,6 +43,9 @@ def with_test_part(
         test_x=x[test],
         test_y=y[test],
         num_classes=num_classes,
+        train_clients=None if clients is None else clients[0][train],
+        test_clients=None if clients is None else clients[0][test],
+        client_names=() if clients is None else clients[1],
     )
 
 

@@ -1,12 +1,15 @@
 """Public tables, encoded by the schemas in `schemas/`, as a user's own tables are.
 
-Adult (Kohavi 1996) has 48,842 rows of the US census of 1994: who earned above 50,000 dollars? Its
-published split is kept: 32,561 rows to train, 16,281 to test.
+Adult (Kohavi 1996): 48,842 rows of the US census of 1994, who earned above 50,000 dollars? Its
+published split is kept. Hospital stays (azpro of Hilbe 2011): 3,589 patients of 17 hospitals, who
+stayed more than eight days? Lending (LendingClub): 9,857 loans in 50 states, which went bad?
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +19,21 @@ from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.columns import Cells, encoded_rows, encoding_of
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat
+from fl_dp.tasks.datasets.held_out import with_test_part
+from fl_dp.tasks.datasets.names import in_order
 from fl_dp.tasks.datasets.own_data import class_numbers
+from fl_dp.tasks.datasets.r_data import rows_of_table
 from fl_dp.tasks.datasets.schema_file import read_schema
+
+SCHEMAS = Path(__file__).with_name("schemas")
+"""Folder of the public tables' schemas."""
 
 _ADULT = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
     "native-country", "income",
 )  # fmt: skip
+_LONG_STAY = 8  # days
 
 
 def load_adult(data_dir: str | None = None) -> Dataset:
@@ -43,6 +53,37 @@ def load_adult(data_dir: str | None = None) -> Dataset:
         num_classes=2,
         class_names=tuple(schema_of("adult").classes or ()),
     )
+
+
+def load_hospital_stay(data_dir: str | None = None) -> Dataset:
+    """Load hospital stays, each hospital a client: float32 rows `(n, 4)`; label 1 is a long one."""
+    folder = sources.require_folder("hospital_stay", data_dir)
+    (raw,) = sources.published_files("hospital_stay", folder).values()
+    rows = list(csv.DictReader(raw.decode("ascii").splitlines()))
+    for row in rows:
+        row["stay"] = "long" if float(row["los"]) > _LONG_STAY else "short"
+        # The code is a number, which its program rounded.
+        row["hospital"] = f"hospital {float(row['hospital']):.1f}"
+    return _of_natural_clients("hospital_stay", rows)
+
+
+def load_lending(data_dir: str | None = None) -> Dataset:
+    """Load loans, each state a client: float32 rows `(n, 69)`; label 1 is a bad loan."""
+    folder = sources.require_folder("lending", data_dir)
+    index, database = sources.published_files("lending", folder).values()
+    return _of_natural_clients("lending", rows_of_table(index, database, "lending_club"))
+
+
+def _of_natural_clients(name: str, rows: Sequence[Mapping[str, str]]) -> Dataset:
+    schema = schema_of(name)
+    assert schema.client_column is not None and schema.classes is not None
+    clients = [row[schema.client_column] for row in rows]
+    names = tuple(in_order(clients))
+    number = {client: index for index, client in enumerate(names)}
+    x, y = encoded_part(name, rows)
+    codes = np.array([number[client] for client in clients], dtype=np.int64)
+    whole = with_test_part(name, x, y, num_classes=len(schema.classes), clients=(codes, names))
+    return replace(whole, class_names=schema.classes, shares=schema.shares or ())
 
 
 def adult_rows(text: str) -> list[dict[str, str]]:
@@ -69,7 +110,7 @@ def adult_rows(text: str) -> list[dict[str, str]]:
 
 def schema_of(name: str) -> DataFormat:
     """The schema of a public table."""
-    return read_schema(Path(__file__).with_name("schemas") / f"{name}.yaml")
+    return read_schema(SCHEMAS / f"{name}.yaml")
 
 
 def encoded_part(

