@@ -69,8 +69,8 @@ help: ## What there is
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
 	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.engine=flower
 
-federation: $(STAMP) ## SuperLink and SuperNodes behind gates, all protections on, a training, three minutes
-	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)
+federation: $(STAMP) ## SuperLink and SuperNodes behind gates, all protections on, a training, three minutes; APP=folder runs yours
+	$(BIN)/python deploy/federation.py --privacy $(PRIVACY) $(if $(APP),--app $(APP))
 
 quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" $(QUICK)

@@ -209,14 +209,30 @@ class Deployment:
         self, app: Path | str, overrides: Sequence[str], *, timeout: float | None = 3 * _PATIENCE
     ) -> str:
         """Run an app, a folder or `@publisher/name`; return Flower's word for how it ended."""
+        return self.streamed(app, overrides, timeout=timeout)[0]
+
+    def streamed(
+        self,
+        app: Path | str,
+        overrides: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[str, str]:
+        """Run an app; return Flower's word for how it ended, and what the run has logged.
+
+        `overrides` are of an app with our settings; None: as the app's own configuration says.
+        """
         said = self.flwr(*self._run(app, overrides), "--stream", timeout=timeout)
-        return self._status(self._number(said), said.stdout + said.stderr)
+        logged = said.stdout + said.stderr
+        return self._status(self._number(said), logged), logged
 
     def log(self, name: str) -> str:
         """What a process has said."""
         return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
-    def _run(self, app: Path | str, overrides: Sequence[str]) -> list[str]:
+    def _run(self, app: Path | str, overrides: Sequence[str] | None) -> list[str]:
+        if overrides is None:
+            return ["flwr", "run", str(app), _CONNECTION]
         config = self._folder / "run-config.toml"
         config.write_text(tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}))
         return ["flwr", "run", str(app), _CONNECTION, "--run-config", str(config)]

@@ -2,12 +2,15 @@
 
     make federation
     make federation PRIVACY=distributed
+    make federation APP=path/to/your/flower/app
     python deploy/federation.py --privacy local --keep /tmp/wards
 
 Three hospital wards train one model. The SuperLink has TLS, a database and its SuperNodes' keys;
 other users and machines reach only its SuperNodes' interface. Each ward has a table, a policy, a
 ledger with a witness elsewhere, runs signed apps only, and stands behind a gate. What each
 spent is printed, and then what the server gets from a signed app that sends the wards' tables.
+An app of yours is signed and run instead, as its own configuration says; its nodes get a
+`partition-id` of three, and its packages have to be installed here.
 Everything lies in a folder of its own and listens on free ports of loopback. At the end, also
 after Ctrl-C and after a failure, what was started is taken down, and nothing else.
 """
@@ -123,10 +126,11 @@ class Federation(Deployment):
     Attributes:
         app: The signed app's name and version, for `flwr run`.
         curious: The same of an app that sends tables; a reviewer has signed it.
+        own: The same of an app from elsewhere; None: there is none.
     """
 
-    def __init__(self, root: Path, mode: Mode) -> None:
-        """Write tables, keys, policies and a signed bundle into a new or empty folder."""
+    def __init__(self, root: Path, mode: Mode, own: Path | None = None) -> None:
+        """Write tables, keys, policies and signed bundles into a new or empty folder."""
         super().__init__(root / "processes", database=True)
         self._root, self._mode = root, mode
         write_tables(root, WARDS)
@@ -137,6 +141,7 @@ class Federation(Deployment):
         if mode.has_roster:
             self._write_roster()
         (root / "apps").mkdir()
+        self.own = None if own is None else self._signed_app(own)
         self.app, self.curious = self._signed_app(ROOT), self._signed_app(CURIOUS)
         self._shelf = shelf(root / "apps", 0)
         port = self._shelf.server_address[1]
@@ -180,6 +185,17 @@ class Federation(Deployment):
         if ended != "finished:completed":
             raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
         return RunFolder(self._root / "runs" / name)
+
+    def run_own(self, app: str) -> str:
+        """Run a signed app as its own configuration says; return the end of its log.
+
+        Raises:
+            RuntimeError: If the run ends otherwise than it should.
+        """
+        ended, logged = self.streamed(app)
+        if ended != "finished:completed":
+            raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
+        return _end_of(logged)
 
     def send_tables(self) -> list[dict[str, Any]]:
         """Run the app that sends the wards' tables; return what the server got from each.
@@ -298,9 +314,10 @@ class Federation(Deployment):
 
     def _node_config(self, ward: str) -> _OPTIONS:
         """What apps get: a gate tells them nothing of the policy."""
-        return (
-            self._data_of(ward) if self._mode.gate else {"dp-policy-path": str(self._policy(ward))}
-        )
+        number: _OPTIONS = {"partition-id": WARDS.index(ward), "num-partitions": len(WARDS)}
+        if not self._mode.gate:
+            return number | {"dp-policy-path": str(self._policy(ward))}
+        return number | self._data_of(ward)
 
     def _data_of(self, ward: str) -> _OPTIONS:
         folder = self._root / ward
@@ -346,8 +363,11 @@ class Federation(Deployment):
             raise RuntimeError(f"flwr {' '.join(command)}:\n{said.stdout}{said.stderr}")
 
 
-def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
-    """Say what was spent, from the ledgers, the wards' each compared with its witness."""
+def spent_lines(federation: Federation, run: RunFolder | None) -> Iterator[str]:
+    """Say what was spent, from the ledgers, the wards' each compared with its witness.
+
+    `run` has the server's ledger; None: an app of one's own knows where that is.
+    """
     for ward in WARDS:
         file = federation.ledger_of(ward)
         if not file.exists():
@@ -365,7 +385,7 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
                     f"  {ward}: epsilon {brief_epsilon(spent)} of {brief_epsilon(budget.epsilon)} "
                     f"at delta {delta_rounded_up(budget.delta)}, {releases} releases"
                 )
-    if run.ledger.exists():
+    if run is not None and run.ledger.exists():
         with PrivacyLedger.read(run.ledger) as kept:
             yield f"  the server's ledger: {kept.rounds_committed} rounds released"
 
@@ -421,27 +441,34 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_federation(mode: str, root: Path) -> None:
-    """Set up, train, and say what each ward spent.
+def run_federation(mode: str, root: Path, own: Path | None = None) -> None:
+    """Set up, train, and say what each ward spent; `own` is the folder of another app.
 
     Raises:
         RuntimeError: If something does not start or the run fails; its text has the logs' ends.
     """
     say, asked = _Progress(), MODES[mode]
     say(f"keys, certificates, policies and two signed apps in {root}")
-    federation = Federation(root, asked)
+    federation = Federation(root, asked, own)
     try:
         say("SuperLink with TLS, the keys of its SuperNodes and a database")
         with federation:
             say(f"SuperNodes of {', '.join(WARDS)} have joined; {asked.description}")
-            say(f"training, privacy={mode}")
-            run = federation.train(mode)
-            say(f"trained: {run.read_metrics()[-1]['test_accuracy']:.0%} right on the public table")
+            run = None
+            if federation.own is not None:
+                say(f"running {own}, as its own configuration says; a round takes 30 s at a gate")
+                logged = federation.run_own(federation.own)
+                say(f"it ended well; the end of its log:\n{logged}")
+            else:
+                say(f"training, privacy={mode}")
+                run = federation.train(mode)
+                accuracy = run.read_metrics()[-1]["test_accuracy"]
+                say(f"trained: {accuracy:.0%} right on the public table")
             print("What was spent (by limits for a trial with three wards, not for real data):")
             logs_of_wards = {ward: federation.log(ward) for ward in WARDS}
             for line in (*spent_lines(federation, run), *late_lines(logs_of_wards)):
                 print(line)
-            if asked.gate:
+            if asked.gate and federation.own is None:
                 say("an app that a reviewer has signed by mistake sends the table of each ward")
                 arrived = federation.send_tables()
                 print("Each ward's app sent the table as a model, its first age as a metric, and")
@@ -474,14 +501,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Bring up the federation of the command line, and take it down."""
     parser = argparse.ArgumentParser(description="A federation on this machine, all protections on")
     parser.add_argument("--privacy", choices=MODES, default="local", help="(default: local)")
+    parser.add_argument(
+        "--app", type=Path, help="folder of your own Flower app, with pyproject.toml"
+    )
     parser.add_argument("--keep", type=Path, help="an empty folder that stays, with all logs")
     asked = parser.parse_args(arguments)
+    if asked.app is not None and not (asked.app / "pyproject.toml").is_file():
+        raise SystemExit(f"error: {asked.app} has no pyproject.toml: name a Flower app's folder")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
         with _folder(asked.keep) as root:
             try:
-                run_federation(asked.privacy, root)
+                run_federation(asked.privacy, root, asked.app)
             finally:
                 # A signal may come when a process has begun and nobody has taken note of it yet.
                 kill_all(descendants(os.getpid()))
