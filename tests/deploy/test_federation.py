@@ -25,10 +25,12 @@ from federation import (
     Mode,
     arrived_lines,
     late_lines,
+    main,
     spent_lines,
 )
 from waiting import until
 from wards import ROOT, write_tables
+from written_apps import write_app
 
 from fl_dp import PrivacyLedger
 from fl_dp.app.local.launch import App
@@ -214,6 +216,55 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
             assert "The FAB could not be verified" in federation.log(ward)
             assert "flwr-clientapp" not in federation.log(ward)
             assert not federation.ledger_of(ward).exists()
+
+
+def test_a_folder_that_is_no_app_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"has no pyproject.toml: name a Flower app's folder"):
+        main(["--app", str(tmp_path)])
+
+
+_CLIENT = """
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    part = context.node_config["partition-id"] / context.node_config["num-partitions"]
+    model = message.content["arrays"].to_numpy_ndarrays()[0]
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord([model + part]), "metrics": metrics})
+    return Message(content, reply_to=message)
+"""
+_SERVER = """
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
+    strategy.start(grid, ArrayRecord([np.zeros(400)]), num_rounds=1)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(1800)
+def test_an_app_of_one_s_own_runs_behind_the_gates(tmp_path: Path) -> None:
+    own = write_app(tmp_path / "mine", client=_CLIENT, server=_SERVER)
+    with Federation(tmp_path / "place", patient(MODES["local"]), own) as federation:
+        assert federation.own == "@stranger/mine==1.0.0"
+        federation.run_own(federation.own)
+        lines = list(spent_lines(federation, None))
+    assert len(lines) == len(WARDS) and all("1 releases" in line for line in lines)
 
 
 @pytest.mark.nightly
