@@ -64,7 +64,7 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"a": 2.0, "b": 3.0}
     totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
-    assert 3.0 < totals["client"] < 5.0 < totals["record"]  # by the odometer, and by the sum
+    assert 3.0 < totals["client"] <= 5.0 < totals["record"]  # by the smaller of odometer and sum
     in_words = f"epsilon {rounded_up(totals['client'])}"
     assert f"all 2 runs: {in_words} at delta" in " ".join(result.stdout.split())
     folder = RunFolder(tmp_path / "runs" / "b")
@@ -118,7 +118,7 @@ def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str])
     capped = [*people, "privacy.account=hospitals"]
     first = call("run", *capped, "run_name=a", "privacy.epsilon=3", "privacy.account_cap=[4,1e-2]")
     assert first.exit_code == 0, first.stderr
-    assert " at delta 0.0025" in " ".join(first.stdout.split()).partition("left: epsilon")[2]
+    assert " at delta 0.002" in " ".join(first.stdout.split()).partition("left: epsilon")[2]
     for overrides, words in (
         (["privacy.epsilon=3.5"], "is left of the account hospitals.account.db"),
         (["privacy=none"], "'b' would have no promise"),
@@ -166,7 +166,7 @@ def test_a_further_plan_goes_on_from_a_model_of_the_same_account(
     first, second = (RunFolder(runs / name) for name in "ab")
     assert second.read_metrics()[0]["test_loss"] == first.read_metrics()[-1]["test_loss"]
     statement = second.read_statement()
-    assert statement["budget"]["epsilon"] == 1.0 and 2.0 < statement["account"]["epsilon"] < 3.0
+    assert statement["budget"]["epsilon"] == 1.0 and 2.0 < statement["account"]["epsilon"] <= 3.0
     assert "public_inputs" not in statement  # its total has what the first weights say
     other = call(
         "run", *people, "run_name=c", "privacy.epsilon=1", "privacy.account=others", initial
