@@ -27,6 +27,7 @@ from fl_dp.strategies.modes import CentralMode, ClientNoiseMode, Mode, SecureSum
 from fl_dp.strategies.selection import selection_of
 from flat_plans import flat_plan
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from kind_trainings import PLANS, promised
 from local_grid import Answer, LocalGrid, answer_with_app, introducing
 from record_plans import record_plan
 from scipy.optimize import brentq
@@ -535,3 +536,13 @@ def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> N
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == ROUNDS
         assert 1.875 < ledger.epsilon().best <= 2.0
+
+
+@pytest.mark.parametrize("kind", ["central", "correlated", "buffered", "local"])
+def test_a_loop_with_nothing_around_it_charges_all_that_is_planned(
+    kind: str, tmp_path: Path
+) -> None:
+    promised(PLANS[kind](), tmp_path)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == ledger.plan.rounds == 2
+        assert ledger.history == ledger.plan.history
