@@ -21,7 +21,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from fl_dp.accounting.gaussian_formulas import exposures_noise_multiplier, udp_sigma
 
 from .compose import compose_settings, expand_sweep
-from .keys import all_keys
 from .overrides import ConfigError, check_values, missing_key, parsed
 from .planning import make_selection, target_delta
 from .schema import settings_document
@@ -178,20 +177,14 @@ def _along(
     curve: CurveSettings, axis: str | None, values: Iterable[str | None], overrides: list[str]
 ) -> Iterator[tuple[str | None, list[str], Settings]]:
     """Yield a curve's axis values with their overrides and settings, without the seed."""
-    settings: Settings | None = None
     for value in values:
         at_value = overrides if axis is None or value is None else [*overrides, f"{axis}={value}"]
-        if settings is None or axis not in all_keys() or value is None:
+        settings = compose_settings([*at_value, _ONE_TRAINING])
+        if curve.formula is not None and value is not None:
+            noise = _noise_by(curve.formula, settings, float(value))
+            at_value = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
             settings = compose_settings([*at_value, _ONE_TRAINING])
-        else:
-            settings = settings_with(settings, axis, value)
-        if curve.formula is None or value is None:
-            yield value, at_value, settings
-            continue
-        noise = _noise_by(curve.formula, settings, float(value))
-        at_value = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
-        noisy = settings_with(settings, "privacy.noise_multiplier", repr(noise))
-        yield value, at_value, settings_with(noisy, "privacy.epsilon", "null")
+        yield value, at_value, settings
 
 
 def settings_with(settings: Settings, key: str, value: str) -> Settings:

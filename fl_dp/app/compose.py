@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets.schema_file import described, read_schema
 
+from .keys import all_keys
 from .overrides import (
     ConfigError,
     check_keys,
@@ -30,6 +31,10 @@ from .overrides import (
 from .recipes import schema_beside, with_recipe, written_values
 from .schema import register_options, settings_of
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 __all__ = ["ConfigError", "compose_settings", "config_folder", "expand_sweep"]
 
@@ -74,8 +79,7 @@ def _composed(
 ) -> Settings:
     """Compose once: a command and its plan ask for the same."""
     # Imported late: they take a third of a second, and a misspelt key is shown at once.
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.types import OverrideType
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -83,17 +87,20 @@ def _composed(
     read = [parsed(text) for text in overrides]
     check_values(read)
     try:
-        # A ServerApp runs in a thread of a process where Hydra may be in use already.
-        with _hydra_is_global:
-            register_options()
-            outer = GlobalHydra.instance().hydra
-            GlobalHydra.instance().clear()
-            try:
-                with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                    written = [str(override.input_line) for override in read]
-                    composed = compose("config", overrides=list(with_recipe(written)))
-            finally:
-                GlobalHydra.instance().hydra = outer
+        written = with_recipe([str(override.input_line) for override in read])
+        asked = list(map(parsed, written))
+        deleted = {override.key_or_group for override in asked if override.is_delete()}
+        values: list[Override] = []
+        options: list[str] = []
+        for override in asked:
+            key, changes = override.key_or_group, override.type is OverrideType.CHANGE
+            if changes and key in all_keys() and key.partition(".")[0] not in deleted:
+                values.append(override)
+            else:
+                options.append(str(override.input_line))
+        composed = deepcopy(_of_options(tuple(options), folder))
+        for override in values:  # as Hydra does, after all options
+            OmegaConf.update(composed, override.key_or_group, override.value())
         # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
@@ -106,6 +113,24 @@ def _composed(
     except ValueError as error:
         raise ConfigError.of(error) from error
     return settings
+
+
+@lru_cache(maxsize=64)
+def _of_options(overrides: tuple[str, ...], folder: Path) -> DictConfig:
+    """Compose options with Hydra, which takes most of composing: values are put in afterwards."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    # A ServerApp runs in a thread of a process where Hydra may be in use already.
+    with _hydra_is_global:
+        register_options()
+        outer = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
+                return compose("config", overrides=list(overrides))
+        finally:
+            GlobalHydra.instance().hydra = outer
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:

@@ -24,6 +24,7 @@ from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expa
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import check_values, group_options, parsed
 from fl_dp.app.planning import check_layers, make_plan
+from fl_dp.app.recipes import with_recipe
 from fl_dp.app.schema import settings_of
 from fl_dp.app.settings import CHOICES, OPTIONS, SETTINGS_KEY, Settings
 from fl_dp.app.settings.options import chosen_by
@@ -400,6 +401,22 @@ def test_as_many_norms_as_arrays_are_asked_for() -> None:
 
 
 # What is composed.
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["client.epochs=2", "selection=public", "selection.participation_cap=2", "seed=3"],
+        ["task=fashion_mnist", "privacy=local", "tracking=wandb", "tracking.project='a b'"],
+        ["sweep.only=[constant]", "experiment=schedules", "rounds=7", "~sweep"],
+    ],
+    ids=" ".join,
+)
+def test_values_are_put_in_as_hydra_does(overrides: list[str]) -> None:
+    settings = compose_settings(overrides)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        by_hydra: Any = compose("config", overrides=list(with_recipe(overrides)))
+    assert settings_of(OmegaConf.to_container(by_hydra)) == settings  # type: ignore[arg-type]  # its keys are texts
 
 
 @pytest.mark.parametrize(("group", "option"), GROUP_OPTIONS)
