@@ -92,12 +92,12 @@ class RunAccount:
         return path.relative_to(beside).as_posix()
 
     def has_entry(self) -> bool:
-        """Tell whether something was entered under its name."""
+        """Tell whether something was entered under its name, as one of a sweep, too."""
         ledger = self.read()
         if ledger is None:
             return False
         with ledger:
-            return self.name in ledger.account.entered
+            return self.name in ledger.account.entered or self.name in ledger.account.trainings
 
     @property
     def witness(self) -> Witness | None:
@@ -111,8 +111,9 @@ class RunAccount:
         """Return the account, opened to look at; None: it is to be made."""
         if "://" not in self.location and not _is_begun(Path(self.location)):
             return None
-        ledger = AccountLedger.look(self.location, witness=self.witness)
-        self.require_known_to_runs(ledger)
+        ledger = AccountLedger.begun(self.location, witness=self.witness)
+        if ledger is not None:
+            self.require_known_to_runs(ledger)
         return ledger
 
     @classmethod
@@ -131,9 +132,16 @@ class RunAccount:
             ledger.require_holds(anchor, of=_BESIDE)
 
     def delta(self) -> float | None:
-        """Return the delta of a plan that is given none; None: the usual one."""
-        if self.cap is None and "://" not in self.location and not _is_begun(Path(self.location)):
-            return None
+        """Return the delta of a plan that is given none; None: the usual one, or a sweep's.
+
+        A sweep's plans have theirs since they were entered: by the same settings.
+        """
+        ledger = self.read()
+        if ledger is None:
+            return None if self.cap is None else self.cap.delta / 2.0
+        with ledger:
+            if ledger.account.is_of_sweep(self.name):
+                return None
         return PrivacyLedger.delta_for(self.location, name=self.name, cap=self.cap)
 
     def anchor(self) -> LedgerAnchor | None:

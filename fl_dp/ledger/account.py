@@ -274,6 +274,10 @@ class AccountState:
                 "promises nothing: leave rng or insecure_seed out"
             )
 
+    def is_of_sweep(self, name: str) -> bool:
+        """Tell whether a training was entered with others, as one."""
+        return name in self._sweep_of
+
     def require_enterable(self, name: str, plan: Plan) -> None:
         """Check that a plan may be entered as a training of that name.
 

@@ -44,6 +44,20 @@ class AccountLedger(ChainedLedger):
         return super().read(location, witness=witness)
 
     @classmethod
+    def begun(cls, location: str | Path, *, witness: Witness | None = None) -> Self | None:
+        """Open as `look`; None: nothing was entered yet, in a file or database."""
+        store = LedgerStore.existing(location)
+        if store is None:
+            return None
+        ledger = cls(store, witness)
+        with ledger._first_transaction():
+            has_entries = bool(ledger.entries)
+        if has_entries:
+            return ledger
+        ledger.close()
+        return None
+
+    @classmethod
     def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
         """Open as `ChainedLedger.read`.
 

@@ -44,7 +44,7 @@ from .entered import EnteredTraining
 from .entering import clients_in
 from .entries import LedgerEntry, now_to_the_minute, require_printable
 from .population import Population, made_key
-from .spent import SpentLedger
+from .spent import AccountLedger, SpentLedger
 from .state import Reservation, TrainingState, opening_of
 from .store import LedgerStore
 from .witness import Witness
@@ -179,15 +179,11 @@ class PrivacyLedger(SpentLedger):
             LedgerCorrupted, LedgerUnavailable, ValueError: As `open`.
         """
         name = FIRST_TRAINING if name is None else name
-        store = LedgerStore.existing(location)
-        account = AccountState()
-        if store is not None:
-            ledger = cls(store)
-            with ledger._first_transaction():
-                account = ledger.account
-            ledger.close()
-        if not account.entered:
+        ledger = AccountLedger.begun(location)
+        if ledger is None:
             return None if cap is None else cap.delta / 2.0
+        with ledger:
+            account = ledger.account
         if name in account.trainings:
             return account.trainings[name].plan.budget.delta
         if account.delta_of_further <= 0.0:

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from command_line import call, changed, json_of, said_on_stderr, train_here, use
 from local_grid import LocalGrid, answer_with_app
+from postgres_server import PostgresServer
+from postgres_server import postgres_server as postgres_server
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.overrides import quoted
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic
 from fl_dp.app.task_client import app
@@ -64,7 +67,7 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"a": 2.0, "b": 3.0}
     totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
-    assert 3.0 < totals["client"] <= 5.0 < totals["record"]  # by the smaller of odometer and sum
+    assert 3.0 < totals["client"] <= 5.0 < totals["record"]
     in_words = f"epsilon {rounded_up(totals['client'])}"
     assert f"all 2 runs: {in_words} at delta" in " ".join(result.stdout.split())
     folder = RunFolder(tmp_path / "runs" / "b")
@@ -118,7 +121,7 @@ def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str])
     capped = [*people, "privacy.account=hospitals"]
     first = call("run", *capped, "run_name=a", "privacy.epsilon=3", "privacy.account_cap=[4,1e-2]")
     assert first.exit_code == 0, first.stderr
-    assert " at delta 0.002" in " ".join(first.stdout.split()).partition("left: epsilon")[2]
+    assert "left: epsilon 1 at delta 0.00249" in " ".join(first.stdout.split())
     for overrides, words in (
         (["privacy.epsilon=3.5"], "is left of the account hospitals.account.db"),
         (["privacy=none"], "'b' would have no promise"),
@@ -134,7 +137,7 @@ def test_a_cap_refuses_before_anything_starts(tmp_path: Path, people: list[str])
     assert "'b' would spend epsilon" in said_on_stderr(sweep)
     assert not (tmp_path / "runs" / "b").exists()
     account = accounts_in(tmp_path / "runs")["hospitals.account.db"]
-    assert account["left"]["epsilon"] >= 1.0 and account["left"]["delta"] == 0.0025
+    assert account["left"] == {"epsilon": 1.0, "delta": pytest.approx(0.0025)}
 
 
 def test_a_run_that_goes_on_is_the_same_entry(tmp_path: Path, people: list[str]) -> None:
@@ -272,3 +275,56 @@ def test_a_client_is_not_told_of_the_account(people: list[str]) -> None:
     settings = compose_settings([*people, "privacy.account=mine", "privacy.account_cap=[8,1e-3]"])
     told = json.loads(settings.for_clients().to_json())["privacy"]
     assert (told["account"], told["account_cap"]) == (None, None)
+
+
+@pytest.mark.parametrize("epsilons", ["1,2", "1,2,3"])
+def test_a_stopped_sweep_goes_on_where_its_folder_is_with_what_is_missing(
+    tmp_path: Path, people: list[str], monkeypatch: pytest.MonkeyPatch, epsilons: str
+) -> None:
+    """One cell is done, others have no folder; the sweep and its account move."""
+    runs, moved, started = tmp_path / "runs", tmp_path / "elsewhere", [0]
+
+    def first_alone(overrides: Any, on_progress: Any) -> Any:
+        started[0] += 1
+        if started[0] == 1:
+            return train_here(overrides, on_progress)
+        raise KeyboardInterrupt
+
+    use(monkeypatch, first_alone)
+    one_by_one = ["sweep.side_by_side=1", "run_name=s", f"privacy.epsilon={epsilons}"]
+    assert call("run", "-m", *people, *one_by_one).exit_code != 0
+    before = accounts_in(runs)["patients.account.db"]
+    assert [path.name for path in sorted((runs / "s").glob("run-*"))] == ["run-0"]
+    runs.rename(moved)
+    use(monkeypatch, train_here)
+    result = call("run", f"resume={moved / 's'}")
+    assert result.exit_code == 0, result.stderr
+    account = accounts_in(moved)["patients.account.db"]
+    assert entries_of(account) == entries_of(before) and list(entries_of(account)) == ["s"]
+    (entry,) = account["trainings"]
+    assert entry["rounds_spent"] == 2 * len(epsilons.split(","))
+    assert account["totals"] == before["totals"] and not runs.exists()
+
+
+def test_an_account_may_be_a_database(
+    tmp_path: Path, people: list[str], postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.url(postgres_server.new_database())
+    runs = tmp_path / "runs"
+    capped = [*people, f"privacy.account={quoted(url)}"]
+    first = call("run", *capped, "run_name=a", "privacy.epsilon=3", "privacy.account_cap=[4,1e-2]")
+    assert first.exit_code == 0, first.stderr
+    refused = call("run", *capped, "run_name=b", "privacy.epsilon=3.5")
+    assert refused.exit_code == 2 and "is left of the account" in said_on_stderr(refused)
+    second = call("run", "-m", *capped, "run_name=s", "privacy.epsilon=0.2", "seed=0")
+    assert second.exit_code == 0, second.stderr
+    for folder in (runs / "a", runs / "s" / "run-0"):
+        claims = RunFolder(folder).read_statement()["account"]
+        assert claims["trainings"] in (1, 2) and claims["cap"] == 4.0
+        assert call("ledger", str(folder)).exit_code == 0
+    RunFolder(runs / "a").checkpoint.unlink()
+    RunFolder(runs / "a").drop_metrics_after(0)
+    assert call("run", f"resume={runs / 'a'}").exit_code != 0  # its budget is spent
+    with AccountLedger.read(url) as ledger:
+        assert [*ledger.account.entered] == [str(runs / "a"), str(runs / "s" / "run-0")]
+        assert ledger.account.total(ledger.account.neighbours) <= 4.0
