@@ -218,6 +218,32 @@ def with_account_delta(settings: Settings, path: Path) -> Settings:
     return settings.with_group(group, option.with_values(delta=delta))
 
 
+def require_total_given_up(run_account: RunAccount | None, settings: Settings) -> None:
+    """Check that a run without a promise was given its account by name, if that has a total.
+
+    Raises:
+        OptionError: It would take the total for good, and nobody asked for that.
+    """
+    has_promise = settings.protects_clients or settings.protects_records
+    if has_promise and not settings.noise_can_be_predicted:
+        return
+    ledger = None
+    if run_account is not None and settings.privacy.make_by(account)[0] is None:
+        ledger = run_account.read()
+    if ledger is None:
+        return
+    with ledger:
+        totals = ledger.account.totals().values()
+    if any(map(math.isfinite, totals)):
+        file = Path(ledger.location)
+        raise OptionError(
+            f"this run makes no promise, and would leave the account {file} without a total for "
+            f"good: to have it so write privacy.account={file.name.removesuffix(SUFFIX)}, or else "
+            "train with a promise, or on public data",
+            option="privacy",
+        )
+
+
 def open_training(
     folder: RunFolder,
     settings: Settings,
@@ -242,6 +268,8 @@ def open_training(
     """
     options: dict[str, Any] = {"rng": rng, "run_id": run_id, "settings": digest}
     run_account = account_of(folder, settings)
+    if folder.entry() is None:
+        require_total_given_up(run_account, settings)
     if run_account is None:
         return PrivacyLedger.open(
             folder.ledger, plan, witness=folder.witness(settings), name=None, **options
@@ -301,6 +329,8 @@ def enter_without_plan(
     run_account = account_of(folder, settings)
     if run_account is None:
         return
+    if folder.entry() is None:
+        require_total_given_up(run_account, settings)
     location, name = run_account.location, run_account.name
     options: dict[str, Any] = {"cap": run_account.cap, "witness": run_account.witness}
     options["population"] = population_of(settings)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fl_dp.app.accounts import RunAccount, account_of, in_words
+from fl_dp.app.accounts import RunAccount, account_of, in_words, require_total_given_up
 from fl_dp.app.people_of_data import population_of
 from fl_dp.guarantee import grouped
 from fl_dp.ledger import Population
@@ -64,6 +64,7 @@ def require_room(jobs: Jobs) -> None:
         if run_account is None or job.resumed or run_account.name in joint:
             continue
         if not run_account.has_entry():
+            require_total_given_up(run_account, job.settings)
             people = population_of(job.settings)
             run_account.require_enterable(job.plan, job.settings.task.num_clients, people)
 

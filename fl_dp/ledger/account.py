@@ -388,6 +388,8 @@ class AccountState:
     def _remedy_of_delta(self) -> str:
         if not any(state.reserved for state in self.trainings.values()):
             return "nothing was spent in it, so you may delete its ledger and start anew"
+        if not self.left_of_delta:
+            return "begin another ledger, and add its total to this one's"
         return "give a smaller delta, or none, for half of what is left"
 
     def require_within_ceiling(self, name: str, event: PrivacyEvent) -> None:

@@ -190,7 +190,14 @@ def test_a_name_is_one_run(tmp_path: Path, people: list[str]) -> None:
 
 def test_a_baseline_without_noise_leaves_no_total(tmp_path: Path, people: list[str]) -> None:
     assert call("run", *people, "run_name=a", "privacy.epsilon=2").exit_code == 0
-    result = call("run", *people, "run_name=b", "privacy=none")
+    insecure = ["privacy.insecure_seed=3", "privacy.epsilon=1"]
+    for without in (["privacy=none"], insecure, ["-m", "privacy=none", "seed=0,1"]):
+        refused = call("run", *people, "run_name=b", *without)
+        assert refused.exit_code == 2
+        assert "without a total for good: to have it so write" in said_on_stderr(refused)
+        assert "privacy.account=patients, or" in said_on_stderr(refused)
+    asked = ["privacy=none", "privacy.account=patients"]
+    result = call("run", *people, "run_name=b", *asked)
     assert result.exit_code == 0, result.stderr
     assert "has no total any more, for good" in said_on_stderr(result)
     assert "all 2 runs: no privacy: something has no promise" in " ".join(result.stdout.split())
@@ -328,3 +335,29 @@ def test_an_account_may_be_a_database(
     with AccountLedger.read(url) as ledger:
         assert [*ledger.account.entered] == [str(runs / "a"), str(runs / "s" / "run-0")]
         assert ledger.account.total(ledger.account.neighbours) <= 4.0
+
+
+def test_a_choice_by_random_stopping_stays_spent_when_it_is_stopped(
+    tmp_path: Path, people: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials are in no account: one entry covers them, however many there were."""
+    people = changed(people, "rounds=1", "task.test_fraction=0.2", "privacy.epsilon=6")
+    choice = ["client.learning_rate=0.5,1", "tune.by=stopping", "tune.mean_runs=2"]
+
+    def stopped(overrides: Any, on_progress: Any) -> Any:
+        train_here(overrides, on_progress)
+        raise KeyboardInterrupt
+
+    use(monkeypatch, stopped)
+    assert call("tune", *people, *choice, "run_name=a").exit_code == 130
+    runs = tmp_path / "runs"
+    account = accounts_in(runs)["patients.account.db"]
+    assert entries_of(account) == {"a": 6.0} and not (runs / "a" / "tune").exists()
+    assert [path.name for path in runs.glob("**/*.db")] == ["patients.account.db"]
+    assert RunFolder(runs / "a").read_statement()["account"]["epsilon"] == 6.0
+    use(monkeypatch, train_here)
+    assert call("run", f"resume={runs / 'a'}").exit_code == 2
+    done = call("tune", *people, *choice, "run_name=b")
+    assert done.exit_code == 0, done.stderr
+    account = accounts_in(runs)["patients.account.db"]
+    assert entries_of(account) == {"a": 6.0, "b": 6.0}
