@@ -28,19 +28,20 @@ _NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one position, and from t
 
 
 def new_picture(
-    widths: Sequence[float] = (1.0,), *, size: tuple[float, float] = (9.0, 3.4)
+    widths: Sequence[float] = (1.0,), *, size: tuple[float, float] = (9.0, 3.4), rows: int = 1
 ) -> tuple[Figure, list[Axes]] | None:
-    """An empty picture and its panels, left to right; None without matplotlib.
+    """An empty picture and its panels, row by row; None without matplotlib.
 
-    `widths` are the panels' relative ones; `size` is the picture's width and height, in inches.
+    `widths` are the relative ones of a row's panels; `size` is the picture's width and height, in
+    inches.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, len(widths), width_ratios=list(widths), squeeze=False)[0]
-    return figure, list(panels)
+    panels = figure.subplots(rows, len(widths), width_ratios=list(widths), squeeze=False)
+    return figure, list(panels.ravel())
 
 
 def in_lines(text: str, width: int = 52) -> str:

@@ -105,13 +105,17 @@ def test_a_run_tells_the_page_what_it_tells_any_tracker() -> None:
     clock = Clock()
     page = MetricsPage(0, clock=clock)
     with TrackedRun([page]) as run:
-        run.start(RunStart(name="run", rounds=1, promise={"promise/epsilon": 1.0, "seed": 7}))
-        run.released({"round": 0, "test_loss": 2.0, "participants": 3, "seconds": 1.5})
+        promise = {"promise/epsilon": 1.0, "seed": 7, "promise/guarantee": "at most epsilon 1 at"}
+        run.start(RunStart(name="run", rounds=1, promise=promise))
+        told = {"round": 0, "test_loss": 2.0, "epsilon": 0.5, "participants": 3, "seconds": 1.5}
+        run.released(told)
         run._followers[0].finish()
         run._followers[0].wait(240.0)
         clock.now += 60
         shown = scrape(page)
         assert shown["fl_dp_test_loss"] == 2.0
+        words = "# HELP fl_dp_epsilon Epsilon spent so far. at most epsilon 1 at"
+        assert words in get(page, "/metrics")[2]
         assert not [name for name in shown if re.search("seed|participants|seconds|time", name)]
         page.close()
 

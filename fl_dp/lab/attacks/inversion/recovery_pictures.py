@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.container import ErrorbarContainer
 
-_PANEL = 4.6  # inches
+_PANEL, _COLUMNS = 4.2, 3  # inches; panels in a row
 _EXACT = 50.0  # decibels: no eye sees a difference above
 _BASELINES = (
     ("mean_image", "guess: the mean image", "--"),
@@ -47,10 +47,16 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     raw = [summary for summary in in_noise if summary.threat == "raw"]
     promises = grouped(noisy, lambda summary: summary.guarantee.terms)
     count = 1 + len(promises)
-    picture = new_picture([1.0] * count, size=(_PANEL * count, 4.8)) if noisy else None
+    columns = min(count, _COLUMNS)
+    rows = math.ceil(count / columns)
+    size = _PANEL * columns, _PANEL * rows
+    picture = new_picture([1.0] * columns, size=size, rows=rows) if noisy else None
     if picture is None:
         return False
-    figure, (by_noise, *by_epsilon) = picture
+    figure, panels = picture
+    for unused in panels[count:]:
+        unused.remove()
+    by_noise, *by_epsilon = panels[:count]
     _draw_recovery(by_noise, noisy, raw, "noise_multiplier")
     by_noise.set(xlabel="noise multiplier", title=title)
     epsilons = [summary.epsilon for summary in noisy]
