@@ -258,6 +258,6 @@ def test_a_module_is_trained_on_clients_of_whole_persons() -> None:
     done = train_private(
         nn.Linear(2, 2), (x, y), partition=10, persons=persons, epsilon=4, rounds=1, progress=False
     )
-    assert done.statement.num_clients == 10
+    assert done.statement is not None and done.statement.num_clients == 10
     with pytest.raises(ValueError, match="there are 30 persons; write at most 30"):
         train_private(nn.Linear(2, 2), (x, y), partition=31, persons=persons, epsilon=4, rounds=1)

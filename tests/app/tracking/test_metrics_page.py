@@ -105,7 +105,8 @@ def test_a_run_tells_the_page_what_it_tells_any_tracker() -> None:
     clock = Clock()
     page = MetricsPage(0, clock=clock)
     with TrackedRun([page]) as run:
-        promise = {"promise/epsilon": 1.0, "seed": 7, "promise/guarantee": "at most epsilon 1 at"}
+        promise: dict[str, str | float] = {"promise/epsilon": 1.0, "seed": 7}
+        promise["promise/guarantee"] = "at most epsilon 1 at"
         run.start(RunStart(name="run", rounds=1, promise=promise))
         told = {"round": 0, "test_loss": 2.0, "epsilon": 0.5, "participants": 3, "seconds": 1.5}
         run.released(told)
