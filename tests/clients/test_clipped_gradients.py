@@ -15,7 +15,12 @@ import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
-from fl_dp.clients.per_record.clipped_gradients import Clip, ClippedGradients, Gradients
+from fl_dp.clients.per_record.clipped_gradients import (
+    Clip,
+    ClippedGradients,
+    Gradients,
+    squared_norms,
+)
 from fl_dp.clients.per_record.module_template import ModuleTemplate
 from fl_dp.clients.per_record.opacus_gradients import GhostGradients, HookGradients
 from fl_dp.clients.per_record.record_loss import LossOfEach
@@ -166,6 +171,19 @@ def test_the_norm_of_ten_million_parameters_is_not_short() -> None:
     moved = totals("hooks", model, (torch.ones(1, 5_000_000), torch.tensor([0])))
     assert float(moved.norm()) <= NORM * (1 + 1e-9)
     assert float(moved.norm()) >= NORM * (1 - 1e-5)  # and hardly clipped too far
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16, 64])
+def test_no_squared_norm_is_short_where_each_sum_rounds_down(lanes: int) -> None:
+    """A number of ones stands before squares that are below half of a one's last digit."""
+    samples = torch.full((2, 20 * 256 + 100), 2.0**-12.6)
+    blocks = samples[:, : 20 * 256].view(2, 20, 256)
+    blocks[:, :, :lanes] = 1.0
+    exact = samples.double().square().sum(1)
+    assert bool((squared_norms(samples) >= exact).all())
+    assert bool((squared_norms(samples) <= exact * (1.0 + 2.0**-15)).all())
+    short = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    assert bool((short < blocks.double().square().sum((1, 2))).all())  # the power
 
 
 @BY_KIND

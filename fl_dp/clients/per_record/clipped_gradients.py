@@ -23,10 +23,13 @@ logger = logging.getLogger("flwr.fl_dp.client")
 
 WIDE = torch.float64
 _ENTRIES = 1 << 22  # of float64 at a time
-_ENTRIES_IN_CACHE = 1 << 16
-_BLOCK = 64
-_OF_BLOCKS = 1.0 + 2.0**-18
-"""Bound on the float32 rounding error of the squares of a block of entries: (64 + 1) 2^-24."""
+_ENTRIES_IN_CACHE = 1 << 17
+_BLOCK = 256
+_OF_BLOCKS = 1.0 + (_BLOCK + 3) * 2.0**-24
+"""More than what rounding takes from a block's squared norm in float32.
+
+Each square is rounded, at most 255 times in sums, in whichever order, and twice by the root.
+"""
 _JUST_BELOW_ONE = 1.0 - 2.0**-40  # more than the rounding errors of norms and factors
 _EPSILON = 2.0**-52
 _CANCELLATION = 1e-10
@@ -169,7 +172,7 @@ def clipped_sum(samples: Sequence[Tensor | None], clip: Clip) -> list[Tensor | N
 
 
 def squared_norms(samples: Tensor) -> Tensor:
-    """Squared norms, float64 `(n,)`: never too short, at most 2^-18 too long."""
+    """Squared norms, float64 `(n,)`: never too short, at most 2^-15 too long."""
     flat = samples.reshape(len(samples), -1)
     if flat.dtype != torch.float32:
         norms = [torch.linalg.vector_norm(part, dim=1, dtype=WIDE) for part in _parts(flat)]
