@@ -7,20 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from app_trainings import trained_in_process
 from safetensors.torch import load_file
 
 from fl_dp.app import settings_encoder
 from fl_dp.app.cells import digest_of
 from fl_dp.app.compose import ConfigError, compose_settings
-from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import declared_records, make_plan, make_record_plan
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.features import CheckpointSettings
-from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, training_rows, with_digests
-from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
 
@@ -46,20 +43,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(folder: Path, *overrides: str) -> RunFolder:
-    settings = compose_settings(
-        [
-            "task.num_clients=20",
-            "selection.sampling_rate=0.9",
-            "rounds=4",
-            f"output_dir={folder}",
-            "run_name=run",
-            *overrides,
-        ]
-    )
-    grid = InProcessGrid(app, [{"partition-id": node} for node in range(20)])
-    with simulated_nodes():
-        train(grid, settings, run_id="1")
-    return RunFolder(folder / "run")
+    small = ("task.num_clients=20", "selection.sampling_rate=0.9", "rounds=4")
+    return trained_in_process(folder, *small, *overrides)
 
 
 @pytest.mark.parametrize(

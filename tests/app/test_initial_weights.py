@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from app_trainings import grid_of, trained_in_process
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings_encoder import require_public_files
-from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of, model_of, with_digests
-from fl_dp.clients.owner.node_privacy import simulated_nodes
 from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.models import build_model
@@ -36,13 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def trained(folder: Path, *overrides: str) -> RunFolder:
-    settings = compose_settings(
-        [*MLP, "selection.sampling_rate=0.9", f"output_dir={folder}", "run_name=run", *overrides]
-    )
-    grid = InProcessGrid(app, [{"partition-id": node} for node in range(3)])
-    with simulated_nodes():
-        train(grid, settings, run_id="1")
-    return RunFolder(folder / "run")
+    return trained_in_process(folder, *MLP, "selection.sampling_rate=0.9", *overrides)
 
 
 def test_training_starts_from_the_file_and_the_statement_says_so(
@@ -92,9 +84,8 @@ def test_a_run_is_not_resumed_from_other_first_weights(tmp_path: Path, file: Pat
     run = trained(tmp_path, f"model.initial={file}", "model.lora_rank=2")
     save_file({name: each + 1 for name, each in weights().items()}, file)
     settings = compose_settings([f"resume={run.path}"])
-    grid = InProcessGrid(app, [{"partition-id": node} for node in range(3)])
-    with simulated_nodes(), pytest.raises(ValueError, match=r"model\.initial_digest is"):
-        train(grid, settings, run_id="2")
+    with pytest.raises(ValueError, match=r"model\.initial_digest is"):
+        train(grid_of(run.read_settings()), settings, run_id="2")
 
 
 def test_frozen_weights_are_those_of_the_file(file: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_trainings import grid_of
 from flwr.app import Message
-from local_grid import INTRODUCTION, LocalGrid, answer_with_app, introducing
+from local_grid import INTRODUCTION, LocalGrid, introducing
 
 from fl_dp.app.checkpoints import load_checkpoint
 from fl_dp.app.compose import compose_settings
@@ -19,7 +20,6 @@ from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
-from fl_dp.app.task_client import app as client_app
 from fl_dp.app.workload import data_of_unit, metrics_of
 from fl_dp.ledger import LedgerCorrupted, PrivacyLedger
 
@@ -30,14 +30,9 @@ def settings_for(folder: Path, *overrides: str) -> Settings:
     return compose_settings([*SMALL, f"output_dir={folder}", "run_name=run", *overrides])
 
 
-def grid_for(settings: Settings) -> LocalGrid:
-    nodes = settings.simulation.num_nodes(settings.task.num_clients)
-    return LocalGrid(answer_with_app(client_app, nodes), nodes)
-
-
 def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
     settings = settings_for(folder, *overrides)
-    train(grid_for(settings), settings, run_id="1")
+    train(grid_of(settings), settings, run_id="1")
     done = RunFolder(folder / "run")
     return done, done.read_statement()
 
@@ -133,7 +128,7 @@ def test_the_bytes_of_a_message_stand_beside_each_round(tmp_path: Path) -> None:
 def test_a_run_without_privacy_promises_nothing_and_learns(tmp_path: Path) -> None:
     folder = [f"output_dir={tmp_path}", "run_name=run", "task.num_clients=12", "rounds=6"]
     settings = compose_settings(["privacy=none", "client.epochs=3", *folder])
-    train(grid_for(settings), settings, run_id="1")
+    train(grid_of(settings), settings, run_id="1")
     done = RunFolder(tmp_path / "run")
     statement = done.read_statement()
     assert (statement["quoted"], statement["epsilon"]) == ("none", {})
@@ -195,11 +190,11 @@ def test_a_resumed_run_is_measured_once(tmp_path: Path, caplog: pytest.LogCaptur
     done, before = run(tmp_path, "metrics.private_epsilon=1.5", "task.num_clients=40")
     answer = done.private_metrics.read_text()
     resumed = compose_settings([f"resume={done.path}"])
-    train(grid_for(done.read_settings()), resumed, run_id="2")
+    train(grid_of(done.read_settings()), resumed, run_id="2")
     assert done.private_metrics.read_text() == answer
     assert done.read_statement()["epsilon"] == before["epsilon"]
     done.private_metrics.unlink()  # as if the process had ended between the charge and the answer
-    train(grid_for(done.read_settings()), resumed, run_id="3")
+    train(grid_of(done.read_settings()), resumed, run_id="3")
     assert not done.private_metrics.exists()
     assert "was not measured on clients' rows" in caplog.text
     assert done.read_statement()["epsilon"] == before["epsilon"]
@@ -248,7 +243,7 @@ def test_a_crashed_run_goes_on_with_its_ledger_and_pays_for_the_lost_round(
         "clipping=adaptive",
     )
     with pytest.raises(Crash):
-        train(crashing(grid_for(settings), after=after), settings, run_id="1")
+        train(crashing(grid_of(settings), after=after), settings, run_id="1")
     folder = RunFolder(tmp_path / "run")
     assert folder.statement.exists()
     before = load_checkpoint(folder.checkpoint)
@@ -258,7 +253,7 @@ def test_a_crashed_run_goes_on_with_its_ledger_and_pays_for_the_lost_round(
             before.server_round,
         )
     resumed = compose_settings([f"resume={folder.path}"])
-    train(grid_for(settings), resumed, run_id="2")
+    train(grid_of(settings), resumed, run_id="2")
     with PrivacyLedger.read(folder.ledger) as ledger:
         assert ledger.rounds_spent == 4
         assert ledger.rounds_committed == 3
@@ -271,7 +266,7 @@ def test_a_crashed_run_goes_on_with_its_ledger_and_pays_for_the_lost_round(
 def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     folder, before = run(tmp_path)
     settings = settings_for(tmp_path)
-    train(grid_for(settings), compose_settings([f"resume={folder.path}"]), run_id="2")
+    train(grid_of(settings), compose_settings([f"resume={folder.path}"]), run_id="2")
     after = folder.read_statement()
     assert (after["rounds"], after["epsilon"]) == (before["rounds"], before["epsilon"])
     assert len(folder.read_metrics()) == 4
@@ -290,16 +285,16 @@ def test_what_was_released_without_its_ledger_can_not_go_on(tmp_path: Path) -> N
     folder.ledger.unlink()
     resumed = compose_settings([f"resume={folder.path}"])
     with pytest.raises(ValueError, match="a checkpoint and no ledger"):
-        train(grid_for(settings), resumed, run_id="2")
+        train(grid_of(settings), resumed, run_id="2")
     older.rename(folder.ledger)
     with pytest.raises(LedgerCorrupted, match=r"4 entries and .* knows of 8"):
-        train(grid_for(settings), resumed, run_id="3")
+        train(grid_of(settings), resumed, run_id="3")
 
 
 def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) -> None:
     witnessed = f"privacy.witness_dir={tmp_path}"
     settings = settings_for(tmp_path, "privacy.insecure_seed=12345678", witnessed)
-    grid = grid_for(settings)
+    grid = grid_of(settings)
     train(grid, settings, run_id="1")
     sent = str([dict(record) for m in grid.sent for record in m.content.config_records.values()])
     assert "fl-dp-settings" in sent
@@ -334,7 +329,7 @@ def test_what_a_record_moves_too_far_is_no_utility_of_records(
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
     settings = compose_settings([f"resume={tmp_path}/nothing"])
     with pytest.raises(FileNotFoundError, match=r"no run in .*nothing"):
-        train(grid_for(settings), settings, run_id="1")
+        train(grid_of(settings), settings, run_id="1")
 
 
 def test_the_checkpoint_holds_no_randomness(tmp_path: Path) -> None:
@@ -361,4 +356,4 @@ def test_a_run_whose_ledger_was_put_back_does_not_go_on(tmp_path: Path) -> None:
     done.checkpoint.unlink()
     settings = compose_settings([f"resume={done.path}"])
     with pytest.raises(LedgerCorrupted, match=r"its witness .*run\.heads knows of"):
-        train(grid_for(done.read_settings()), settings, run_id="2")
+        train(grid_of(done.read_settings()), settings, run_id="2")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from app_trainings import grid_of
 from command_line import call, changed, json_of, said_on_stderr, train_here, use
-from local_grid import LocalGrid, answer_with_app
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
@@ -18,7 +18,6 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import quoted
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic
-from fl_dp.app.task_client import app
 from fl_dp.ledger import AccountLedger
 from fl_dp.promise import rounded_up
 
@@ -216,8 +215,7 @@ def test_dp_sgd_and_a_question_are_entries(tmp_path: Path, people: list[str]) ->
     settings = compose_settings(
         [*asked, "statistic.query=count", "privacy.epsilon=1", "run_name=question"]
     )
-    nodes = settings.simulation.num_nodes(CLIENTS)
-    answer_statistic(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
+    answer_statistic(grid_of(settings), settings, run_id="1")
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"records": 2.0, "question": pytest.approx(1.0, rel=1e-4)}
     totals = {(t["unit"], t["neighboring_relation"]): t["epsilon"] for t in account["totals"]}

@@ -581,7 +581,7 @@ def test_flower_is_given_the_absolute_output_folder_whatever_its_name(
     assert composed.run_name == "first"
 
 
-SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]
+SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5", "report=none"]
 
 
 def test_a_run_that_completes_exits_0_with_what_it_spent(

@@ -27,6 +27,7 @@ TINY = [
     "rounds=2",
     "client.epochs=1",
     "selection.sampling_rate=0.5",
+    "report=none",
     "run_name=s",
     "simulation.engine=flower",  # for which the tests have a stand-in
 ]

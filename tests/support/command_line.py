@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_trainings import grid_of
 from click.testing import Result
-from local_grid import LocalGrid, answer_with_app
 from typer.testing import CliRunner
 
-from fl_dp.app import task_client as client_app
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.commands.app import app
+from fl_dp.commands.extras import has_wing
 
 
 def call(*arguments: str) -> Result:
@@ -71,7 +71,12 @@ class FakeSuperLink:
         return self.how(overrides, on_progress)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]) -> FakeSuperLink:
+def use(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any], *, draws: bool = False
+) -> FakeSuperLink:
+    """Put a stand-in for Flower in place, and draw no curves unless `draws`: they take longer."""
+    if not draws and has_wing("viewer"):
+        monkeypatch.setattr("fl_dp.commands.ended_runs.plot_curves", lambda *_: False)
     link = FakeSuperLink(how)
     for engine in ENGINES:
         monkeypatch.setattr(engine, link)
@@ -83,7 +88,6 @@ def train_here(overrides: Any, on_progress: Any) -> RunStatus:
     settings = compose_settings(overrides)
     resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
     of_run = settings if resumed is None else resumed.read_settings()
-    nodes = of_run.simulation.num_nodes(of_run.task.num_clients)
-    train(LocalGrid(answer_with_app(client_app.app, nodes), nodes), settings, run_id="1")
+    train(grid_of(of_run), settings, run_id="1")
     on_progress()
     return RunStatus(status="finished:completed", details="")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 import typer
+from app_trainings import grid_of
 from command_line import call, changed, said_on_stderr
 from fl_dp.strategies.server_optimizer import ServerOptimizer
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.supercore.task_identity import TaskIdentity
-from local_grid import LocalGrid, answer_with_app
 
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.compose import compose_settings
@@ -27,7 +27,6 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import OPTIONS, Settings
 from fl_dp.app.settings.optimizers import SERVER_OPTIMIZERS
 from fl_dp.app.settings.tune import TuneSettings
-from fl_dp.app.task_client import app as client_app
 from fl_dp.app.tuning import choice, trial
 from fl_dp.app.tuning.candidates import with_candidate
 from fl_dp.app.tuning.stopping import Stopped, stopping_plans
@@ -53,14 +52,9 @@ def settings_for(folder: Path, *overrides: str) -> Settings:
     return compose_settings(asked)
 
 
-def grid_for(settings: Settings) -> LocalGrid:
-    nodes = settings.simulation.num_nodes(settings.task.num_clients)
-    return LocalGrid(answer_with_app(client_app, nodes), nodes)
-
-
 def tuned(folder: Path, *overrides: str) -> RunFolder:
     settings = settings_for(folder, *overrides)
-    train(grid_for(settings), settings, run_id="1")
+    train(grid_of(settings), settings, run_id="1")
     return RunFolder(folder / "run")
 
 
@@ -121,7 +115,7 @@ def test_the_price_does_not_depend_on_the_number_of_candidates(tmp_path: Path) -
 
 def test_without_a_choice_the_line_stays(tmp_path: Path) -> None:
     settings = compose_settings([*SMALL, f"output_dir={tmp_path}", "run_name=run"])
-    train(grid_for(settings), settings, run_id="1")
+    train(grid_of(settings), settings, run_id="1")
     statement = RunFolder(tmp_path / "run").read_statement()
     assert LINE in statement["not_covered"]
     assert "hyper_parameters" not in statement
@@ -146,7 +140,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name:
 
 def resumed(folder: RunFolder) -> None:
     settings = compose_settings([f"resume={folder.path}"])
-    train(grid_for(folder.read_settings()), settings, run_id="2")
+    train(grid_of(folder.read_settings()), settings, run_id="2")
 
 
 def test_a_choice_that_was_charged_and_lost_stays_charged_and_is_not_made_twice(
@@ -209,7 +203,7 @@ def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trial_scores, "scores_of_unit", hostile)
-        train(grid_for(settings), settings, run_id="1")
+        train(grid_of(settings), settings, run_id="1")
     chosen = RunFolder(tmp_path / "run").read_settings().tune.chosen
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"
 
@@ -239,7 +233,7 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     folders, scores = [], []
     for number, (_, settings) in enumerate(begun.runs):
         place = replace(settings, output_dir=str(tmp_path / "trials"), run_name=str(number))
-        train(grid_for(place), place, run_id="1")
+        train(grid_of(place), place, run_id="1")
         folders.append(RunFolder(tmp_path / "trials" / str(number)))
         scores.append(folders[-1].read_metrics()[-1]["test_accuracy"])
     for each in folders:
@@ -359,7 +353,7 @@ def test_a_choice_can_t_be_claimed_by_hand(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     name = (settings.tune.candidates or [""])[0]
     claimed = replace(settings, tune=replace(settings.tune, chosen=name))
-    train(grid_for(claimed), claimed, run_id="1")
+    train(grid_of(claimed), claimed, run_id="1")
     assert LINE in RunFolder(tmp_path / "run").read_statement()["not_covered"]
 
 

@@ -16,11 +16,15 @@ def run(folder: Path, *overrides: str) -> str:
     return " ".join((result.stdout + result.stderr).split())
 
 
-def test_a_run_ends_with_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, train_here)
+def test_a_run_ends_with_its_page_and_its_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, train_here, draws=True)
     said = run(tmp_path)
-    page = tmp_path / "a" / "report.html"
+    page, picture = tmp_path / "a" / "report.html", tmp_path / "a" / "accuracy.png"
     assert f"Report, to look at: {page}" in said
+    assert f"Picture: {picture}" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "Accuracy over epsilon" in page.read_text()
 
 
