@@ -62,10 +62,14 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse versions of pytest and pytest-xdist that don't keep groups together.
 
-    Two simulations at once on two processors wait for each other until their time is up.
+    Two simulations at once on two processors wait for each other until their time is up. Files
+    with slow tests come first: at the end one process would wait for the other.
     """
     if not getattr(config.option, "loadgroup", False):
         return
+    marked = ("slow", "xdist_group")
+    slow = {item.path for item in items if any(map(item.get_closest_marker, marked))}
+    items.sort(key=lambda item: item.path not in slow)
     for item in items:
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rpartition("]")[2]:
             raise pytest.UsageError(
@@ -84,7 +88,10 @@ class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
 
 @pytest.hookimpl(optionalhook=True)  # there without `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
-    return ByFile(config, log) if config.getoption("dist") == "loadgroup" else None
+    if config.getoption("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # as they are collected: one test may take minutes
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
