@@ -339,7 +339,7 @@ def test_a_choice_by_random_stopping_stays_spent_when_it_is_stopped(
     tmp_path: Path, people: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its trials are in no account: one entry covers them, however many there were."""
-    people = changed(people, "rounds=1", "task.test_fraction=0.2", "privacy.epsilon=6")
+    people = changed(people, "rounds=1", "privacy.epsilon=6")
     choice = ["client.learning_rate=0.5,1", "tune.by=stopping", "tune.mean_runs=2"]
 
     def stopped(overrides: Any, on_progress: Any) -> Any:
@@ -347,12 +347,13 @@ def test_a_choice_by_random_stopping_stays_spent_when_it_is_stopped(
         raise KeyboardInterrupt
 
     use(monkeypatch, stopped)
-    assert call("tune", *people, *choice, "run_name=a").exit_code == 130
+    ended = call("tune", *people, *choice, "run_name=a")
+    assert ended.exit_code == 130, ended.stderr
     runs = tmp_path / "runs"
     account = accounts_in(runs)["patients.account.db"]
     assert entries_of(account) == {"a": 6.0} and not (runs / "a" / "tune").exists()
     assert [path.name for path in runs.glob("**/*.db")] == ["patients.account.db"]
-    assert RunFolder(runs / "a").read_statement()["account"]["epsilon"] == 6.0
+    assert 4.0 < RunFolder(runs / "a").read_statement()["account"]["epsilon"] <= 6.0
     use(monkeypatch, train_here)
     assert call("run", f"resume={runs / 'a'}").exit_code == 2
     done = call("tune", *people, *choice, "run_name=b")
