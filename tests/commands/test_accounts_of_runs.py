@@ -14,11 +14,14 @@ from command_line import call, changed, json_of, said_on_stderr, train_here, use
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import quoted
 from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
 from fl_dp.app.statistics import answer_statistic
 from fl_dp.ledger import AccountLedger
+from fl_dp.option_errors import OptionError
 from fl_dp.promise import rounded_up
 
 CLIENTS = 20
@@ -360,3 +363,25 @@ def test_a_choice_by_random_stopping_stays_spent_when_it_is_stopped(
     assert done.exit_code == 0, done.stderr
     account = accounts_in(runs)["patients.account.db"]
     assert entries_of(account) == {"a": 6.0, "b": 6.0}
+
+
+def test_runs_by_flwr_run_share_the_account_that_they_name(
+    tmp_path: Path, people: list[str]
+) -> None:
+    """The ServerApp by itself: no command resolved account or names before."""
+    named = [*people, "privacy.account=hospitals"]
+
+    def run_by_flwr(number: str, *overrides: str) -> None:
+        settings = compose_settings([*named, *overrides])
+        nodes = settings.simulation.num_nodes(CLIENTS)
+        train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id=number)
+
+    run_by_flwr("17", "privacy.epsilon=2", "privacy.account_cap=[3,1e-2]")
+    run_by_flwr("18", "privacy.epsilon=0.5")
+    with pytest.raises(PrivacyBudgetExhausted, match="is left of the account hospitals"):
+        run_by_flwr("19", "privacy.epsilon=2.5")
+    with pytest.raises(OptionError, match="'flwr-20' would have no promise"):
+        run_by_flwr("20", "privacy=none")
+    account = accounts_in(tmp_path / "runs")["hospitals.account.db"]
+    assert entries_of(account) == {"flwr-17": 2.0, "flwr-18": 0.5}
+    assert RunFolder(tmp_path / "runs" / "flwr-18").read_statement()["account"]["trainings"] == 2
