@@ -50,6 +50,7 @@ ENGLISH = {
     "promise.early": "{epsilon} stated, {spent} spent",
     "promise.why": ENDED_EARLY,
     "promise.terms": "at delta {delta}, {unit} ({neighbours}), against {against}",
+    "promise.delta": "at delta {delta}, with unit, neighbours and adversary not known",
     **{f"promise.unit.{unit}": f"one {unit}" for unit in UNITS},
     **{f"promise.against.{against.name.lower()}": str(against) for against in Against},
 }
@@ -275,13 +276,16 @@ class Guarantee:
     def terms_in(self, words: Mapping[str, str]) -> str:
         """Return the same in words by the keys of `ENGLISH`."""
         unknown = words["promise.unknown"]
+        delta = unknown if self.delta is None else delta_rounded_up(self.delta)
+        if (self.unit, self.neighbours, self.against) == (None, None, None):
+            return words["promise.delta"].format(delta=delta)
         unit, against = unknown, unknown
         if self.unit is not None:
             unit = words[f"promise.unit.{self.unit}"]
         if self.against is not None:
             against = words[f"promise.against.{self.against.name.lower()}"]
         return words["promise.terms"].format(
-            delta=unknown if self.delta is None else delta_rounded_up(self.delta),
+            delta=delta,
             unit=unit,
             neighbours=self.neighbours or unknown,
             against=against,

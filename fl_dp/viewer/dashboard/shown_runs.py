@@ -12,7 +12,7 @@ from fl_dp.guarantee import Guarantee, weakest_guarantee
 from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
 from fl_dp.viewer.found_runs.run_groups import Group, groups_of, shown_value
 from fl_dp.viewer.found_runs.run_groups import differences as differing_keys
-from fl_dp.viewer.found_runs.untrusted import number
+from fl_dp.viewer.found_runs.untrusted import number, texts
 
 MOST_POINTS = 1000
 MOST_COMPARED = 12
@@ -230,11 +230,12 @@ def compared_settings(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
 
 def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A statement's sentences by name."""
+    outside = texts(statement.get("public_inputs"))
     return [
         (name.replace("_", " "), value)
         for name, value in statement.items()
         if isinstance(value, str) and name not in ("quoted", "ledger_hash")
-    ]
+    ] + [("outside the promise", sentence) for sentence in outside]
 
 
 def _has(card: RunCard, words: Sequence[str]) -> bool:

@@ -118,7 +118,11 @@ class ReportedRun:
     @property
     def statement(self) -> list[Row]:
         """The statement's rows."""
-        return [*_texts(self._document, _STATED), *_other_promises(self.run)]
+        outside = [
+            (WORDS["stated.outside"], sentence)
+            for sentence in texts(self._document.get("public_inputs"))
+        ]
+        return [*_texts(self._document, _STATED), *_other_promises(self.run), *outside]
 
     @property
     def not_covered(self) -> list[str]:

@@ -12,6 +12,9 @@ from pages import Page, require_harmless
 from starlette.testclient import TestClient
 from written_runs import write_run
 
+from fl_dp.viewer.found_runs import read_run
+from fl_dp.viewer.report import report_page
+
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7007*7}}"
 
 
@@ -99,6 +102,13 @@ def test_epsilon_stands_with_all_that_it_means_nothing_without(tmp_path: Path) -
     page = client.get("/run/none").text
     assert '<span class="numbers">no privacy</span>' in page
     assert 'class="gauge"' not in page.partition("<h2")[0]
+
+
+def test_what_is_outside_of_the_promise_is_told(tmp_path: Path) -> None:
+    sentence = "the first weights, w.pt: nothing is promised to the data they were trained on"
+    path = write_run(tmp_path / "a", public_inputs=[sentence])
+    assert sentence in client_of(tmp_path).get("/run/a").text
+    assert sentence in report_page([read_run(path)])
 
 
 def test_epsilons_of_different_promises_are_on_no_common_axis(tmp_path: Path) -> None:
