@@ -20,10 +20,12 @@ from types import TracebackType
 from typing import Self
 
 import tomli_w
+from keys import make_server
 
 from fl_dp.app.local.flower_runs import run_status
 from fl_dp.app.local.launch import answers, environment_of_children
 from fl_dp.app.local.processes import descendants, kill_all, stop_with_descendants
+from fl_dp.app.local.superlink import OPEN_TO_NODES
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "real"
@@ -257,6 +259,61 @@ class Deployment:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+
+class SecuredDeployment(Deployment):
+    """A deployment whose SuperLink has TLS, a database, and the keys of its nodes."""
+
+    def __init__(self, folder: Path, tls: Path, *, days: int = 90) -> None:
+        """Make the SuperLink's certificates, for so many days, in a folder of their own."""
+        super().__init__(folder, database=True)
+        self.authority = make_server(tls, ("localhost",), days=days)
+
+    def register(self, name: str, key: Path) -> int:
+        """Register the public half of a node's key, as an operator does; return the node's id.
+
+        Raises:
+            RuntimeError: Flower refuses it.
+        """
+        command = ("supernode", "register", str(key), _CONNECTION, "--name", name)
+        return int(json.loads(self._flwr(*command, "--format", "json"))["node-id"])
+
+    def _flwr(self, *command: str, cwd: Path | None = None) -> str:
+        said = subprocess.run(
+            [str(_BIN / "flwr"), *command],
+            env=self._environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if said.returncode:
+            raise RuntimeError(f"flwr {' '.join(command)}:\n{said.stdout}{said.stderr}")
+        return said.stdout
+
+    def _trusts(self) -> str:
+        return f'root-certificates = "{self.authority}"'
+
+    def _health(self) -> tuple[str, ssl.SSLContext | None]:
+        trusted = ssl.create_default_context(cafile=str(self.authority))
+        return f"https://127.0.0.1:{self._port}/health", trusted
+
+    def _superlink(self) -> Sequence[str]:
+        tls = self.authority.parent
+        return (
+            "python",
+            "-P",
+            "-m",
+            "fl_dp.app.local.superlink",
+            OPEN_TO_NODES,
+            "--enable-supernode-auth",
+            "--ssl-ca-certfile",
+            str(tls / "ca.crt"),
+            "--ssl-certfile",
+            str(tls / "server.pem"),
+            "--ssl-keyfile",
+            str(tls / "server.key"),
+        )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

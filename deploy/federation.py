@@ -21,8 +21,6 @@ import argparse
 import json
 import os
 import signal
-import ssl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -36,13 +34,12 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import yaml
 from apps import shelf, sign
-from deployment import Deployment
-from keys import load_signer, make_node, make_server, make_signer, trusted_line
+from deployment import SecuredDeployment
+from keys import load_signer, make_node, make_signer, trusted_line
 from numpy.typing import NDArray
 from wards import ROOT, SETTINGS, write_tables
 
 from fl_dp.app.local.processes import descendants, kill_all
-from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.secure_node import IDENTITY_FILE
 from fl_dp.gate.gate_site import LATE
@@ -120,7 +117,7 @@ MODES = {
 """How `--privacy` trains; the app is the same, and so is its bundle."""
 
 
-class Federation(Deployment):
+class Federation(SecuredDeployment):
     """A deployment of three wards in a folder, as their owners would set it up.
 
     Attributes:
@@ -131,10 +128,9 @@ class Federation(Deployment):
 
     def __init__(self, root: Path, mode: Mode, own: Path | None = None) -> None:
         """Write tables, keys, policies and signed bundles into a new or empty folder."""
-        super().__init__(root / "processes", database=True)
+        super().__init__(root / "processes", root / "tls")
         self._root, self._mode = root, mode
         write_tables(root, WARDS)
-        self._authority = make_server(root / "tls", ("localhost",), days=30)
         make_signer(root / "reviewer" / "key")
         for ward in WARDS:
             self._write_ward(ward)
@@ -158,7 +154,7 @@ class Federation(Deployment):
             raise
         try:
             for ward in WARDS:
-                self._register(ward)
+                self.register(ward, self._root / ward / "node.key.pub")
                 self.join(ward, self._node_config(ward))
         except BaseException:
             self.__exit__(None, None, None)
@@ -243,30 +239,6 @@ class Federation(Deployment):
         """The file that knows how far a ward's ledger has come."""
         return self._root / "witness" / f"{ward}.heads"
 
-    def _trusts(self) -> str:
-        return f'root-certificates = "{self._authority}"'
-
-    def _health(self) -> tuple[str, ssl.SSLContext | None]:
-        trusted = ssl.create_default_context(cafile=str(self._authority))
-        return f"https://127.0.0.1:{self._port}/health", trusted
-
-    def _superlink(self) -> Sequence[str]:
-        tls = self._authority.parent
-        return (
-            "python",
-            "-P",
-            "-m",
-            "fl_dp.app.local.superlink",
-            OPEN_TO_NODES,
-            "--enable-supernode-auth",
-            "--ssl-ca-certfile",
-            str(tls / "ca.crt"),
-            "--ssl-certfile",
-            str(tls / "server.pem"),
-            "--ssl-keyfile",
-            str(tls / "server.key"),
-        )
-
     def _supernode(self, name: str) -> Sequence[str]:
         started = ["fl_dp.app.local.local_supernode"]
         if self._mode.gate:
@@ -277,7 +249,7 @@ class Federation(Deployment):
             "-m",
             *started,
             "--root-certificates",
-            str(self._authority),
+            str(self.authority),
             "--auth-supernode-private-key",
             str(self._root / name / "node.key"),
             "--trusted-entities",
@@ -345,22 +317,6 @@ class Federation(Deployment):
         line = trusted_line(load_signer(key).public_key())
         (self._root / "trusted.yaml").write_text(f"{line}\n", encoding="utf-8")
         return f"{app.app_id}=={app.version}"
-
-    def _register(self, ward: str) -> None:
-        key = self._root / ward / "node.key.pub"
-        self._flwr("supernode", "register", str(key), "real", "--name", ward, cwd=self._root)
-
-    def _flwr(self, *command: str, cwd: Path) -> None:
-        said = subprocess.run(
-            [str(_BIN / "flwr"), *command],
-            env=self._environment,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if said.returncode:
-            raise RuntimeError(f"flwr {' '.join(command)}:\n{said.stdout}{said.stderr}")
 
 
 def spent_lines(federation: Federation, run: RunFolder | None) -> Iterator[str]:

@@ -171,7 +171,8 @@ def _run(
     from fl_dp.gate.gated_supernode import own_site, run_gate
     from fl_dp.gate.link import LinkLost, LinkRefused
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    # What contains an app's failure contains SystemExit, too: the gate would go on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if desk_socket is not None:
             run_gate(gate, link, policy, desk_socket, lambda: None, figures)
@@ -181,6 +182,8 @@ def _run(
             run_gate(gate, link, policy, gate_socket, started.kill, figures)
     except (LinkLost, LinkRefused) as error:
         fail(f"{error}", status=2)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
 
 
 def _link_options(options: list[str]) -> tuple[LinkOptions, list[str]]:

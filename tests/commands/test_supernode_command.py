@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import urllib.request
@@ -25,6 +26,7 @@ from fl_dp.gate.gate import Gate
 from fl_dp.gate.gated_supernode import LinkOptions
 from fl_dp.gate.isolation import Attempt, Guarded
 from fl_dp.gate.link import LinkLost, LinkRefused
+from fl_dp.user_code import Contained
 
 POLICY: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -168,6 +170,23 @@ def test_a_superlink_that_refuses_the_node_ends_in_one_line(
     ended = run("--policy", policy, *APART, *LINK)
     assert ended.exit_code == 2
     assert str(error) in said_by(ended)
+
+
+def test_a_gate_that_is_told_to_end_does_so_in_the_middle_of_an_answer(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(*told: Any) -> NoReturn:
+        with Contained("the app failed"):
+            signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(LinkOptions, "link", lambda options, figures: "link")
+    monkeypatch.setattr(gated, "run_gate", ran)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run("--policy", policy, *APART, *LINK).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_gate_shows_its_figures_to_prometheus_on_loopback(
