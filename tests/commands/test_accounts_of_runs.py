@@ -373,8 +373,7 @@ def test_runs_by_flwr_run_share_the_account_that_they_name(
 
     def run_by_flwr(number: str, *overrides: str) -> None:
         settings = compose_settings([*named, *overrides])
-        nodes = settings.simulation.num_nodes(CLIENTS)
-        train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id=number)
+        train(grid_of(settings), settings, run_id=number)
 
     run_by_flwr("17", "privacy.epsilon=2", "privacy.account_cap=[3,1e-2]")
     run_by_flwr("18", "privacy.epsilon=0.5")
