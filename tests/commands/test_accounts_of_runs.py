@@ -22,7 +22,7 @@ from fl_dp.app.server import train
 from fl_dp.app.statistics import answer_statistic
 from fl_dp.ledger import AccountLedger
 from fl_dp.option_errors import OptionError
-from fl_dp.promise import rounded_up
+from fl_dp.promise import brief_epsilon
 
 CLIENTS = 20
 
@@ -70,7 +70,7 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
     assert entries_of(account) == {"a": 2.0, "b": 3.0}
     totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
     assert 3.0 < totals["client"] <= 5.0 < totals["record"]
-    in_words = f"epsilon {rounded_up(totals['client'])}"
+    in_words = f"epsilon {brief_epsilon(totals['client'])}"
     assert f"all 2 runs: {in_words} at delta" in " ".join(result.stdout.split())
     folder = RunFolder(tmp_path / "runs" / "b")
     statement = folder.read_statement()
