@@ -96,14 +96,14 @@ class AccountTerms:
         own, of_first = first.budget, first.delta or delta
         total = min(2.0 * of_first, 0.5) if cap is None else cap.delta
         odometer: tuple[OrderShare, ...] = ()
-        share = of_first if cap is None else (cap.delta - of_first) / 2.0
+        share = (cap.delta - of_first) / 2.0 if cap else min(of_first, 0.5 - total)
         if own is not None and first.neighbours is not None and share > 0.0:
             epsilon = _FORESEEN * own.epsilon if cap is None else cap.epsilon
             foreseen = PrivacyBudget(epsilon=epsilon, delta=share)
             shares = RenyiOdometer(foreseen=foreseen).shares
             if np.isfinite(first.divergences(first.neighbours, tuple(shares))).any():
                 odometer = tuple(OrderShare(order=o, delta=s * share) for o, s in shares.items())
-                total = total if cap else min(total + share, 0.5)
+                total = total if cap else total + share
         epsilon_of_cap = None if cap is None else cap.epsilon
         return cls(name=name, delta=total, cap=epsilon_of_cap, people=people, odometer=odometer)
 

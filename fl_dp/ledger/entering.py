@@ -14,6 +14,7 @@ from typing import Any
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.codec import encode
+from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan
 
 from .account import AccountState, AccountTerms, first_entry
@@ -77,8 +78,14 @@ def enter_records(
 ) -> None:
     """Enter a training by DP-SGD inside clients, whose own ledgers keep the plan's budget.
 
-    Raises as `enter_sweep`.
+    Raises as `enter_sweep`, and `OptionError` where each Flower run would have the budget anew.
     """
+    if not plan.training:
+        raise OptionError(
+            "clients' ledgers would count each Flower run of this plan by itself, and the account "
+            "counts it once: write RecordPlan(training='NAME'), by which they know it",
+            option="training",
+        )
     fields = {"kind": "records", "plan": encode(plan)}
     people = None if population is None else {name: population}
     _enter(location, name, EnteredRecords(plan), fields, people, cap=cap, witness=witness)

@@ -89,6 +89,8 @@ def test_the_same_entry_again_writes_nothing_and_another_of_its_name_is_refused(
         assert len(ledger.entries) == 2
     with pytest.raises(OptionError, match="another entry 'records'"):
         enter_records(file, "records", replace(RECORDS, steps=4))
+    with pytest.raises(OptionError, match=r"each Flower run .* RecordPlan\(training='NAME'\)"):
+        enter_records(file, "anew in each run", replace(RECORDS, training=""))
     with pytest.raises(OptionError, match="another entry 'records'"):
         PrivacyLedger.open(file, plan_of(1.0, delta=1e-5), name="records")
     with pytest.raises(OptionError, match="another entry 'sweep/0'"):

@@ -165,7 +165,7 @@ def test_a_sweep_over_seeds_is_of_other_clients_each_time(tmp_path: Path) -> Non
 
 def test_what_is_entered_without_a_plan_is_of_the_same_people_too(tmp_path: Path) -> None:
     file, visitors = tmp_path / "people.db", Population(source="/srv/visitors")
-    records = record_plan(epsilon=1.0, noise_multiplier=9.0)
+    records = replace(record_plan(epsilon=1.0, noise_multiplier=9.0), training="records")
     enter_records(file, "records", records, population=PATIENTS)
     enter_unprotected(file, "baseline", "no noise", delta=1e-5, population=PATIENTS)
     for again in (

@@ -24,6 +24,7 @@ RECORDS = RecordPlan(
     steps=3,
     participations=2,
     clipping_norm=1.0,
+    training="of the records",
 )
 
 
