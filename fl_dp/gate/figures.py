@@ -22,7 +22,10 @@ _MEANINGS = {
     "answers": "Trainings and evaluations that were answered.",
     "refusals": "Messages that were answered by an error.",
     "superlink_seen": "Last answer of the SuperLink, Unix time.",
-    "epsilon_left": "Epsilon that one more run of Gaussian noise may cost.",
+    "epsilon_left": (
+        "Epsilon that one more run of Gaussian noise may cost, at the cap's delta, for one record "
+        "or client as the policy promises, by the neighbours and against whom that run names."
+    ),
     "certificate_ends": "End of the SuperLink's certificate, Unix time.",
     "clock_ahead": "Seconds by which this machine's clock is ahead of the SuperLink's.",
 }

@@ -12,7 +12,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.promise import brief_epsilon, is_promise, rounded_up
+from fl_dp.promise import is_promise, rounded_up
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import describe_event, neighbours_in_words
 from fl_dp.tasks.public_scores import METRICS, Score
@@ -92,8 +92,8 @@ class Facts:
             )
         if not self.promises:
             raise ValueError(
-                f"{self.run.card.name} promises nothing with epsilon "
-                f"{brief_epsilon(self.statement.best_epsilon)}: no paper can rest on it"
+                f"{self.run.card.name} promises nothing ({self.statement.guarantee}): no paper can "
+                "rest on it"
             )
         return self.statement
 
