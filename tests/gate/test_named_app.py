@@ -209,7 +209,7 @@ def test_a_message_that_is_configured_otherwise_is_refused(
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("train", {"metrics": MetricRecord({"local-epochs": 50})}),
+        ("train", {"fitins.config": MetricRecord({"local-epochs": 50})}),
         ("train.more", {}),
         ("train.default", {}),
         ("evaluate", {}),
