@@ -1,7 +1,6 @@
 """What a cohort launches, copies and waits for, counted without a GPU: limits are what is reached.
 
 Counted on pfl-research's CNN for CIFAR-10, with narrow layers: operators do not depend on widths.
-Views and the making of empty tensors launch nothing.
 """
 
 from __future__ import annotations
@@ -13,39 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from launched import Launched
 from small_networks import network
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_dp.clients.cohort import LocalTraining, UnitData, train_alone, train_units
 from fl_dp.clients.cohort.image_layers import GROUPED, PRODUCTS, ImageLayers
 
-FREE = (
-    *("view", "_unsafe_view", "detach", "expand", "t.", "transpose", "permute", "slice", "select"),
-    *("alias", "unsqueeze", "squeeze", "as_strided", "split", "unbind", "empty", "lift", "unfold."),
-)
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal.", "is_nonzero", "unique")
 MOST_MOVED = 20  # of a cohort: records, labels, order, weights, and each entry of its result
 MOVES = ("cpu", "cuda", "item", "tolist", "__bool__", "__float__", "__int__")
-
-
-class Launched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Counts operators, and those for which a host waits."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.operators, self.waits = 0, 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        name = str(func).removeprefix("aten.")
-        self.operators += not name.startswith(FREE)
-        masks = args[1] if name.startswith("index.Tensor") else ()
-        by_mask = any(mask is not None and mask.dtype == torch.bool for mask in masks)
-        self.waits += name.startswith(WAITS) or by_mask
-        return func(*args, **(kwargs or {}))
 
 
 class Moved(TorchFunctionMode):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from launched import Launched
 from made_modules import Made
 from moved_sums import CLASSES, IDS, IMAGES, VECTORS, WIDTH, WORDS, T, data, head, largest_move
 from moved_sums import summed_by as summed
@@ -18,7 +19,6 @@ from small_resnet import resnet18
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fl_dp.clients.per_record import noted_gradients, single_records
@@ -530,30 +530,15 @@ def test_a_note_that_the_norm_lacks_lets_a_record_move_the_sum_further(
 # Work and memory.
 
 
-class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
-    """Counts operators that are no views, and the largest result."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch
-        self.count = self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs or {})
-        results = result if isinstance(result, tuple | list) else (result,)
-        tensors = [each for each in results if isinstance(each, Tensor)]
-        if not func.is_view:
-            self.count += 1
-            self.largest = max([self.largest, *(each.numel() for each in tensors)])
-        return result
-
-
-def test_a_step_of_a_narrow_resnet_takes_few_operators() -> None:
+def test_a_step_of_a_narrow_resnet_takes_few_operators_and_waits_once() -> None:
     model = resnet18(width=16, num_classes=10)
     way = SingleRecords(ModuleTemplate(model), LOSS)
-    x, y = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
-    with Kernels() as kernels:
-        way.by_notes(x, y, at(1.0))
-    assert kernels.count < 800
+    for records in (2, 5):
+        x, y = torch.randn(records, 3, 32, 32), torch.arange(records)
+        with Launched() as launched:
+            way.by_notes(x, y, at(1.0))
+        assert launched.operators <= 650
+        assert launched.waits <= 1  # whether labels are in range
 
 
 def test_what_a_layer_notes_is_computed_outside_of_the_modes_that_watch_the_model(
@@ -579,9 +564,9 @@ def test_no_record_s_gradient_of_a_large_weight_is_made() -> None:
     x, y = torch.randint(0, 3000, (32, T)), torch.randint(0, CLASSES, (32,))
     largest = []
     for copied in ((), template.parameters):
-        with Kernels() as kernels:
+        with Launched() as launched:
             SingleRecords(template, LOSS, copied=copied).clipped_sums(x, y, at(1.0))
-        largest.append(kernels.largest)
+        largest.append(launched.largest)
     assert largest[0] == 3000 * 64 and largest[1] >= 32 * 3000 * 64
 
 
