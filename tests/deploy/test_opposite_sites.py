@@ -91,12 +91,13 @@ def main(grid, context):
     for number in range(ROUNDS):
         model = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
         content = RecordDict({"arrays": model, "config": ConfigRecord({"server-round": number})})
-        asked = grid.push_messages(
+        waiting = set(grid.push_messages(
             [Message(content, dst_node_id=node, message_type="train") for node in nodes]
-        )
+        ))
         replies, until = [], time.monotonic() + 60.0
-        while len(replies) < 2 and time.monotonic() < until:
-            replies += grid.pull_messages(asked)
+        while waiting and time.monotonic() < until:
+            replies += (arrived := list(grid.pull_messages(waiting)))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             online.append(len(list(grid.get_node_ids())))
             time.sleep(0.3)
         answers.append([
