@@ -65,7 +65,7 @@ def _cells(column: _Vector) -> list[str]:
 
 
 def _object(raw: bytes) -> Any:
-    reader = _Reader(raw)
+    reader = _Serialized(raw)
     if reader.take(2) != b"X\n" or reader.integer() != 3:
         raise ValueError("not R's binary serialization, version 3")
     reader.take(8)  # R's versions
@@ -73,7 +73,7 @@ def _object(raw: bytes) -> Any:
     return reader.item()
 
 
-class _Reader:
+class _Serialized:
     def __init__(self, raw: bytes) -> None:
         self._raw, self._end = raw, 0
         self._symbols: list[Any] = []
