@@ -275,8 +275,8 @@ PROMISE_OF_APP = Addition(
     written={},
     registered={
         "fl_dp/app/settings/promises.py": {
-            '        _planned("local", unit=key(), scheme=key()),\n': (
-                '        _planned("local", unit=key(), scheme=key()),\n'
+            '        _planned("local", unit=key(), scheme=key(choices=tuple(SCHEMES))),\n': (
+                '        _planned("local", unit=key(), scheme=key(choices=tuple(SCHEMES))),\n'
                 '        _planned("rounded", plan="local", unit=key(), '
                 'scheme=key(default="rounded")),\n'
             ),
