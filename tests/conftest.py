@@ -11,6 +11,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -98,6 +99,16 @@ def pytest_collection_finish() -> None:
     """Spare the collector a million objects of modules and tests that last as long as the run."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_of_flower() -> Iterator[None]:
+    """Keep Flower's logger as it is: a benchmark turns it off for its process."""
+    flower = logging.getLogger("flwr")
+    level, propagate, disabled = flower.level, flower.propagate, flower.disabled
+    yield
+    flower.setLevel(level)
+    flower.propagate, flower.disabled = propagate, disabled
 
 
 @pytest.fixture(scope="session", autouse=True)

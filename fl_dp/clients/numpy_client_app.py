@@ -175,8 +175,9 @@ def numpy_client_app(
     if client_fn is not None or units is not None:
         abilities.add(Ability.EVALUATION)
     if records is not None:
-        unit = getattr(records, "unit", "record")  # `NodeRecords` has it
-        abilities.add(Ability.PERSONS if unit == "person" else Ability.RECORDS)
+        unit = getattr(records, "unit", None)  # `NodeRecords` has it; a function tells it later
+        abilities |= {Ability.RECORDS} if unit != "person" else set()
+        abilities |= {Ability.PERSONS} if unit != "record" else set()
     if statistics_fn is not None:
         abilities.add(Ability.STATISTICS)
     identity = identity_handler(

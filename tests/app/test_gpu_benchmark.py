@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import math
 import re
 import subprocess
@@ -39,15 +38,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # models this small only wait for each other's threads
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _log_of_flower() -> Iterator[None]:
-    flower = logging.getLogger("flwr")  # benchmarks turn it off for their process
-    level, propagate, disabled = flower.level, flower.propagate, flower.disabled
-    yield
-    flower.setLevel(level)
-    flower.propagate, flower.disabled = propagate, disabled
 
 
 @pytest.fixture

@@ -441,6 +441,7 @@ def test_a_table_with_text_and_gaps_trains_by_the_schema_beside_it(
     (tmp_path / "schema.yaml").write_text(BESIDE)
     beside = ["task=csv", f"task.data_dir={tmp_path}"]
     clinics = [*beside, "task.partition=natural", "task.num_clients=4", "privacy=none", "rounds=1"]
+    clinics.append("selection.sampling_rate=1")  # else nobody may be drawn
     written = [f"output_dir={tmp_path}", "run_name=one", "simulation.engine=in_process"]
     assert call("run", *clinics, *written).exit_code == 0
     [_, last] = RunFolder(tmp_path / "one").read_metrics()
