@@ -5,7 +5,8 @@
 
 A SuperNode calls its SuperLink over a port, and a process in a network of its own reaches no port
 outside it. So what comes to that network's port goes to the socket, and the answers back.
-Ends with the command, and with its status.
+Ends with the command, and with its status. A command that calls nobody for a while is killed: an
+app can end a SuperNode's loop, and leave its process.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _PIECE = 1 << 16  # bytes
+_SILENCE = 90.0  # seconds: a SuperNode calls twice a minute
+_LOOK = 1.0  # seconds between two looks at what has come
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand on all that comes, until its end."""
+async def _carry(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    hear: Callable[[], None] = lambda: None,
+) -> None:
+    """Hand on all that comes, until its end, and tell `hear` of each piece."""
     try:
         while piece := await reader.read(_PIECE):
+            hear()
             writer.write(piece)
             await writer.drain()
         if writer.can_write_eof():
@@ -36,6 +44,18 @@ async def relay(port: int, socket: str, command: Sequence[str]) -> int:
 
     The command finds the other end at the port. Returns the command's exit status.
     """
+    loop = asyncio.get_running_loop()
+    heard = loop.time()
+
+    def hear() -> None:
+        nonlocal heard
+        heard = loop.time()
+
+    async def end_in_silence(process: asyncio.subprocess.Process) -> None:
+        while loop.time() - heard < _SILENCE:
+            await asyncio.sleep(_LOOK)
+        print(f"relay: {command[0]} has called nobody for {_SILENCE:g} s", file=sys.stderr)
+        process.kill()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -44,16 +64,19 @@ async def relay(port: int, socket: str, command: Sequence[str]) -> int:
             print(f"relay: {socket}: {error}", file=sys.stderr, flush=True)
             writer.close()
             return
-        await asyncio.gather(_carry(reader, to_socket), _carry(from_socket, writer))
+        await asyncio.gather(_carry(reader, to_socket, hear), _carry(from_socket, writer))
         for end in (to_socket, writer):
             end.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", port):
         process = await asyncio.create_subprocess_exec(*command)
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, process.send_signal, number)
-        return await process.wait()
+        watch = loop.create_task(end_in_silence(process))
+        try:
+            return await process.wait()
+        finally:
+            watch.cancel()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import relay
 from deployment import free_port
 
@@ -47,3 +49,11 @@ def test_what_is_asked_at_the_port_is_answered_at_the_socket_and_the_status_is_t
 def test_while_nobody_listens_at_the_socket_a_connection_ends() -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert run(Path(folder, "runtime.sock"), listens=False) in (1, 8)  # it is reset, or empty
+
+
+def test_a_command_that_calls_nobody_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_SILENCE", 0.0)
+    hangs = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    with tempfile.TemporaryDirectory() as folder:
+        told = asyncio.run(relay.relay(free_port(), str(Path(folder, "fleet.sock")), hangs))
+    assert told == -signal.SIGKILL
