@@ -101,7 +101,7 @@ class AccountTerms:
             epsilon = _FORESEEN * own.epsilon if cap is None else cap.epsilon
             foreseen = PrivacyBudget(epsilon=epsilon, delta=share)
             shares = RenyiOdometer(foreseen=foreseen).shares
-            if np.isfinite(first.divergences(first.neighbours, tuple(shares))).any():
+            if first.has_divergences(first.neighbours, tuple(shares)):
                 odometer = tuple(OrderShare(order=o, delta=s * share) for o, s in shares.items())
                 total = total if cap else total + share
         epsilon_of_cap = None if cap is None else cap.epsilon

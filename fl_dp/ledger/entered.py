@@ -27,6 +27,7 @@ from fl_dp.plan import Plan, RecordPlan, plan_from_dict
 from fl_dp.plan.ceiling import (
     Neighbours,
     epsilon_ceiling,
+    has_renyi_bound,
     joint_ceiling,
     largest_history_of_records,
     renyi_ceiling,
@@ -72,6 +73,10 @@ class Entered(ABC):
     def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
         """Return its largest Renyi divergences; infinite where no bound is known."""
         return np.full(len(orders), math.inf)
+
+    def has_divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> bool:
+        """Tell whether a bound is known at any order."""
+        return bool(np.isfinite(self.divergences(neighbours, orders)).any())
 
     @property
     def delta(self) -> float:
@@ -123,6 +128,10 @@ class EnteredTraining(Entered):
     def divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> NDArray[np.float64]:
         """Return those of the plan, and of repetitions beyond it."""
         return renyi_ceiling(self.state.plan, neighbours, orders, self.state.history)
+
+    def has_divergences(self, neighbours: Neighbours, orders: tuple[float, ...]) -> bool:
+        """Tell it by what is planned: how often that may be repeated takes seconds to find."""
+        return has_renyi_bound(self.state.plan, neighbours, orders)
 
     @property
     def is_replaceable(self) -> bool:

@@ -108,6 +108,17 @@ def renyi_ceiling(
     return ceiling
 
 
+def has_renyi_bound(plan: Plan, neighbours: Neighbours, orders: tuple[float, ...]) -> bool:
+    """Tell whether `renyi_ceiling` is finite at any order; repetitions are of planned rounds."""
+    counted = _counted_for(plan, neighbours)
+    if counted is None:
+        return False
+    relation = counted.neighboring_relation
+    groups = _by_group(counted, plan.history)
+    planned = [summed_divergences(of_group, relation, orders) for of_group in groups]
+    return bool(np.isfinite(np.max(planned, axis=0)).any())
+
+
 def _counted_for(plan: Plan, neighbours: Neighbours) -> Plan | None:
     """Return a plan as it is charged for other neighbours; None: its kind promises them nothing."""
     relation = _relation_of(plan, neighbours)
