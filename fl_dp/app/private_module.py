@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from fl_dp.promise import NO_PRIVACY, delta_rounded_up, is_large_delta
 from fl_dp.protocol.message_keys import COINS_SEED_KEY
 from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
+from fl_dp.strategies.companions import ShouldStop
 from fl_dp.strategies.selection import selection_of
 from fl_dp.tasks.training import evaluate, one_thread, plain_sgd
 
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 
 Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
 """Trains a module in place on records and labels of one client."""
-
-ShouldStop: TypeAlias = Callable[[int, Result], bool]
-"""Tells after a round, by its number and Flower's result so far, whether training ends."""
 
 _SAMPLING_RATE = 0.25  # of `fl-dp run`
 
@@ -236,8 +234,8 @@ def train_private(
             Nothing is promised: a ledger's account has no total from then on, and one with a cap
             refuses it. Of the budget only rounds is needed.
         should_stop: Called after each release, with its round and Flower's result so far, for
-            example `lambda rounds, result: rounds == 10`. True ends the training there; the
-            whole budget stays spent in the ledger's account.
+            example `lambda server_round, result: server_round == 10`. True ends the training
+            there; the whole budget stays spent in the ledger's account.
         progress: Whether to show a bar of rounds instead of Flower's log.
 
     Raises:
@@ -427,7 +425,7 @@ def _baseline(
     )
 
 
-def _warn_of_large_delta(private: DPFedAvg, place: str) -> None:
+def _warn_of_large_delta(private: DPFedAvg, argument: str) -> None:
     plan = private.ledger.plan
     if is_large_delta(plan.budget.delta):
         logger.warning(
@@ -435,7 +433,7 @@ def _warn_of_large_delta(private: DPFedAvg, place: str) -> None:
             "trying out, for real data write %s of 1e-5 or less",
             delta_rounded_up(plan.budget.delta),
             plan.unit,
-            place,
+            argument,
         )
 
 

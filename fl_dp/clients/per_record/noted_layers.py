@@ -11,6 +11,7 @@ A weight that is used in any other way has an ordinary gradient, which says so.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,8 +35,8 @@ Note: TypeAlias = "Callable[[str, LayerUse[Any] | Tensor], None]"
 _LARGE = 128  # pixels of an image
 
 
-class _Products:
-    """A layer whose weight's gradients of records are made of products."""
+class _WithBias(ABC):
+    """A layer whose weight's gradients of records are made of products, and with a bias."""
 
     bias: Tensor | None = None
 
@@ -45,13 +46,13 @@ class _Products:
             gradient
         )
 
+    @abstractmethod
     def of_bias(self, gradient: Tensor) -> Tensor:
         """Each record's gradient of the bias, `(n, out)`, for the outputs'."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(_Products):
+class Linear(_WithBias):
     """Inputs `(n, ..., in)`.
 
     Attributes:
@@ -89,7 +90,7 @@ class Linear(_Products):
 
 
 @dataclass(frozen=True, eq=False)
-class Convolution(_Products):
+class Convolution(_WithBias):
     """In two or three dimensions; inputs `(n, images, channels, ...)`. See `Linear`."""
 
     weight: Tensor
@@ -191,11 +192,15 @@ class Convolution(_Products):
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingTable(_Products):
+class EmbeddingTable:
     """Inputs are numbers of rows, `(n, ...)`; the row `skipped` has no gradient."""
 
     weight: Tensor
     skipped: int | None = None
+
+    def noted(self, inputs: Tensor, gradient: Tensor) -> tuple[LayerUse[Any], None]:
+        """Its use, for the outputs' gradient; it has no bias."""
+        return LayerUse(self, inputs, gradient), None
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor]:
         """Return `(n, ..., width)`."""

@@ -31,7 +31,9 @@ KINDS = (*PLAIN_KINDS, "category")
 ANYTHING_ELSE = "*"
 """Among the missing: whatever is no value of the column."""
 
-_EMPTY = ("", "na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")  # as programs write it
+MISSING_TEXTS = ("na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")
+"""How programs write that there is no value, beside an empty cell; in small letters."""
+
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -120,7 +122,7 @@ class Column:
                 continue
             plain = plain_label(cell)
             is_listed = plain in listed or parsed_number(cell) in self._sentinels
-            if is_listed or plain.lower() in _EMPTY or ANYTHING_ELSE in self.missing:
+            if is_listed or plain.lower() in ("", *MISSING_TEXTS) or ANYTHING_ELSE in self.missing:
                 table[index] = 0.0
                 table[index, -1] = 1.0
         return table

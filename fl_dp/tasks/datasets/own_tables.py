@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.columns import (
+    MISSING_TEXTS,
     Cells,
     Column,
     coordinate_names,
@@ -55,7 +56,6 @@ _LARGEST_BLOCK = 2**30
 _INDEX = re.compile(r"(Unnamed: .*)?|__index_level_\d+__")
 _FEWEST_COUNTED = 20  # rows from which consecutive numbers are no coincidence
 _FINEST = 1e-4  # of a column's range, by which rounding to float32 may move a value
-_MISSING = ("na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")  # as programs write it
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d")
 
 
@@ -563,7 +563,7 @@ def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Cod
     names = in_order(dictionary)
     number = {text: index for index, text in enumerate(names)}
     codes = np.array([number[text] for text in dictionary], dtype=np.int64)[codes]
-    missing = [not n or (n.lower() in _MISSING and n not in classes) for n in names]
+    missing = [not n or (n.lower() in MISSING_TEXTS and n not in classes) for n in names]
     _refuse_missing(file, {name: int(np.isin(codes, np.flatnonzero(missing)).sum())})
     if any("\n" in text for text in names):
         raise ValueError(
