@@ -18,7 +18,13 @@ from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.device import training_device
 
 from .settings import Settings
-from .settings.features import CheckpointSettings, PatchesSettings, ScatteringSettings
+from .settings.features import (
+    CheckpointSettings,
+    EncoderSettings,
+    PatchesSettings,
+    ScatteringSettings,
+    WordsSettings,
+)
 
 if TYPE_CHECKING:  # torch is loaded where something is encoded
     from fl_dp.tasks.features import Encoder
@@ -82,7 +88,7 @@ def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = No
         ValueError: It does not fit the records, or its digest is not `features.digest`.
     """
     chosen = settings.features
-    if not isinstance(chosen, ScatteringSettings):
+    if not isinstance(chosen, EncoderSettings):
         return dataset
     return _encoded(chosen, dataset, only_for)
 
@@ -90,11 +96,13 @@ def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = No
 def encoded_form(settings: Settings, form: Form) -> Form:
     """Form of encoded records; the same form without an encoder. Raises as `encoded_data`."""
     chosen = settings.features
-    if not isinstance(chosen, ScatteringSettings):
+    if not isinstance(chosen, EncoderSettings):
         return form
-    if form.vocabulary_size is not None:
+    taken = "texts" if chosen.takes_text else "numbers"
+    if form.kind != taken:
         raise ValueError(
-            f"features={chosen.name} takes numbers, and the records are tokens: write features=none"
+            f"features={chosen.name} takes {taken}, and the records are {form.kind}: write "
+            f"features={'words' if form.kind == 'texts' else 'none'}"
         )
     if chosen.project is not None:
         return Form((chosen.project,), form.num_classes)
@@ -114,7 +122,7 @@ def what_was_public(
     """
     chosen = settings.features
     inputs: list[str] = []
-    if isinstance(chosen, ScatteringSettings):
+    if isinstance(chosen, EncoderSettings):
         inputs.extend(_public_encoder(chosen, settings.task.name))
     if settings.model.initial is not None and goes_on_from is None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
@@ -135,7 +143,7 @@ def what_was_public(
     return tuple(inputs) or None
 
 
-def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
+def _public_encoder(chosen: EncoderSettings, task: str) -> Iterator[str]:
     """Yield an encoder's public inputs, in words."""
     file = chosen.file if isinstance(chosen, CheckpointSettings) else None
     of_file = f" of {Path(file).name}" if file else ""
@@ -159,7 +167,7 @@ def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None) -> Dataset:
+def _encoded(chosen: EncoderSettings, dataset: Dataset, only_for: str | None) -> Dataset:
     from fl_dp.tasks.features.encoded import encoded
 
     digest = encoder_digest(chosen, dataset)
@@ -167,7 +175,7 @@ def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None)
 
 
 @lru_cache(maxsize=4)
-def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
+def encoder_digest(chosen: EncoderSettings, dataset: Dataset | None) -> str:
     """SHA-256 of an encoder: of its files, options and public records.
 
     Raises:
@@ -226,8 +234,15 @@ def _source_digest(factory: str) -> str | None:
 
 
 @lru_cache(maxsize=2)
-def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encoder:
-    from fl_dp.tasks.features import Encoder, Patches, PublicStatistics, Scattering, encoder_module
+def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
+    from fl_dp.tasks.features import (
+        Encoder,
+        Patches,
+        PublicStatistics,
+        Scattering,
+        Words,
+        encoder_module,
+    )
 
     if not chosen.public:
         encoder_digest(chosen, None)  # before anything of another one is imported
@@ -239,17 +254,18 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
         body = Patches(
             input_shape, side=chosen.side, count=chosen.count, scattering=chosen.scattering
         )
+    elif isinstance(chosen, WordsSettings):
+        body = Words(chosen.width)
     else:
         body = Scattering(input_shape)
+    group_norm = chosen.group_norm if isinstance(chosen, ScatteringSettings) else None
     file = chosen.statistics
     statistics = None if file is None else PublicStatistics.read(Path(file))
-    return Encoder(
-        body, group_norm=chosen.group_norm, statistics=statistics, device=training_device()
-    )
+    return Encoder(body, group_norm=group_norm, statistics=statistics, device=training_device())
 
 
 @lru_cache(maxsize=2)
-def fitted_encoder(chosen: ScatteringSettings, dataset: Dataset) -> Encoder:
+def fitted_encoder(chosen: EncoderSettings, dataset: Dataset) -> Encoder:
     """An encoder with the statistics of its file, or of the data set's public part.
 
     Raises as `encoded_data`.

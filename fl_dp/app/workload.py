@@ -34,7 +34,7 @@ from fl_dp.updates import SharedPart
 
 from .settings import Settings
 from .settings.data import dealt
-from .settings.features import ScatteringSettings
+from .settings.features import EncoderSettings
 from .settings_encoder import (
     digest_named,
     encoded_data,
@@ -116,7 +116,7 @@ def with_digests(settings: Settings) -> Settings:
         ValueError: It differs from the digest in the settings, or does not fit.
     """
     features, model = settings.features, settings.model
-    if isinstance(features, ScatteringSettings):
+    if isinstance(features, EncoderSettings):
         features = replace(features, digest=encoder_digest(features, _loaded(settings)))
     if model.initial is not None:
         model = replace(model, initial_digest=initial_digest(settings))
@@ -131,7 +131,7 @@ def with_digests(settings: Settings) -> Settings:
 def encoder_of_run(settings: Settings) -> Encoder | None:
     """Encoder of the run's records; None if they are used as they are. Raises as `dataset_of`."""
     features = settings.features
-    if not isinstance(features, ScatteringSettings):
+    if not isinstance(features, EncoderSettings):
         return None
     return fitted_encoder(features, _loaded(settings))
 

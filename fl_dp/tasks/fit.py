@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fl_dp.tasks.datasets.forms import BYTES
+
 ON_NUMBERS = ("logistic", "mlp", "cnn", "resnet18")
 ON_TOKENS = ("gru", "lstm", "transformer")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
@@ -43,8 +45,10 @@ def require_fit(
             f"{input_shape}; write one of {', '.join(ON_NUMBERS)}"
         )
     if vocabulary_size is not None and name in ON_NUMBERS:
+        is_text = vocabulary_size == BYTES
         raise ValueError(
-            f"the model {name!r} takes numbers, and the records are tokens; write one of "
+            f"the model {name!r} takes numbers, and the records are "
+            f"{'texts; write features=words, or' if is_text else 'tokens; write'} one of "
             f"{', '.join(ON_TOKENS)}"
         )
     if name in _ON_IMAGES and (len(input_shape) != 3 or min(input_shape[1:]) < 8):

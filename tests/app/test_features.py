@@ -232,7 +232,7 @@ def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["features.public=3"], "is a key of features=scattering, patches or checkpoint"),
+        (["features.public=3"], "is a key of features=scattering, patches, checkpoint or words"),
         (["features=scattering", "features.project=3"], "needs public records"),
         (
             ["features=scattering", "features.public=9", "features.shrink=3"],
@@ -272,7 +272,18 @@ def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(
     assert not list(tmp_path.rglob("ledger.db"))
 
 
-def test_tokens_have_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("vocabulary", "features", "said"),
+    [
+        (4, "scattering", "takes numbers, and the records are tokens: write features=none"),
+        (4, "words", "takes texts, and the records are tokens: write features=none"),
+        (None, "words", "takes texts, and the records are numbers: write features=none"),
+        (256, "scattering", "takes numbers, and the records are texts: write features=words"),
+    ],
+)
+def test_an_encoder_of_other_records_is_refused(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int | None, features: str, said: str
+) -> None:
     from fl_dp.app import workload
 
     tokens = replace(
@@ -281,8 +292,8 @@ def test_tokens_have_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         train_y=np.zeros(9, np.int64),
         test_x=np.zeros((1, 5), np.uint8),
         test_y=np.zeros(1, np.int64),
-        vocabulary_size=4,
+        vocabulary_size=vocabulary,
     )
     monkeypatch.setattr(workload, "load_dataset", lambda *_, **__: tokens)
-    with pytest.raises(ValueError, match=r"the records are tokens: write features=none"):
-        form_of_run(compose_settings(["features=scattering"]))
+    with pytest.raises(ValueError, match=f"features={features} {said}"):
+        form_of_run(compose_settings([f"features={features}"]))

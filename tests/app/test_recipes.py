@@ -111,6 +111,17 @@ def test_only_who_uses_a_client_step_is_told_that_it_was_not_tuned() -> None:
     assert brought("statistic.query=count", "privacy=distributed") == []
 
 
+@pytest.mark.parametrize("privacy", ["central", "none", "distributed_records", "local"])
+def test_texts_bring_their_encoder_to_a_model_of_numbers_unless_one_is_written(
+    privacy: str,
+) -> None:
+    task = ["task=movies", f"privacy={privacy}"]
+    assert "features" in brought(*task)
+    assert compose_settings([*with_recipe(task)]).features.name == "words"
+    for written in ("features=none", "features.width=9", "model=gru"):
+        assert "features" not in brought(*task, written)
+
+
 SCHEMA = """
 label_column: outcome
 classes: [yes, no]

@@ -58,7 +58,7 @@ def is_small(task: TaskOption) -> bool:
         EMBEDDED,  # with NumPy, which a command that shows help can spare
     )
 
-    if task.name in (*EMBEDDED, "hospital_stay", "lending"):
+    if task.name in (*EMBEDDED, "hospital_stay", "lending", "spam", "movies"):
         return True
     if task.name not in ("csv", "parquet") or task.data_dir is None:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fl_dp.option_errors import OptionError
 
@@ -38,11 +39,10 @@ class FeaturesSettings:
 
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
-class ScatteringSettings(FeaturesSettings):
-    """Scattering coefficients of images: fixed wavelets, no training, no data.
+class EncoderSettings(FeaturesSettings):
+    """What every encoder has.
 
     Attributes:
-        group_norm: Number of groups of channels, each standardised within a record; null: none.
         public: Public training records, used without labels, that no client has; their mean is
             subtracted from every vector.
         project: Number of principal directions of the public vectors to keep; null: whole vectors.
@@ -52,8 +52,9 @@ class ScatteringSettings(FeaturesSettings):
         digest: SHA-256 that the encoder must have, as a statement names it; null accepts any.
     """
 
-    name: str = tracked("scattering")
-    group_norm: int | None = tracked(27)
+    takes_text: ClassVar[bool] = False
+    """Whether records are texts, in place of numbers."""
+
     public: int = tracked(0)
     project: int | None = tracked(None)
     shrink: int | None = tracked(None)
@@ -63,7 +64,7 @@ class ScatteringSettings(FeaturesSettings):
     def __post_init__(self) -> None:
         """Check the values."""
         at_least("features.public", self.public, 0)
-        for key in ("group_norm", "project", "shrink"):
+        for key in ("project", "shrink"):
             at_least(f"features.{key}", getattr(self, key), 1)
         absolute("features.statistics", self.statistics)
         if self.shrink is not None and self.shrink > (self.project or 0):
@@ -84,6 +85,42 @@ class ScatteringSettings(FeaturesSettings):
                 "features.public=10000, or features.statistics of others",
                 option="features.project",
             )
+
+
+@dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
+class WordsSettings(EncoderSettings):
+    """Counts of a text's words and pairs of words, hashed to coordinates; no vocabulary, no data.
+
+    Attributes:
+        width: Number of coordinates.
+    """
+
+    takes_text: ClassVar[bool] = True
+
+    name: str = tracked("words")
+    width: int = tracked(4096)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("features.width", self.width, 2)
+
+
+@dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
+class ScatteringSettings(EncoderSettings):
+    """Scattering coefficients of images: fixed wavelets, no training, no data.
+
+    Attributes:
+        group_norm: Number of groups of channels, each standardised within a record; null: none.
+    """
+
+    name: str = tracked("scattering")
+    group_norm: int | None = tracked(27)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("features.group_norm", self.group_norm, 1)
 
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
@@ -161,5 +198,6 @@ FEATURES: tuple[FeaturesSettings, ...] = (
     ScatteringSettings(),
     PatchesSettings(),
     CheckpointSettings(),
+    WordsSettings(),
 )
 """The options of `features=NAME`."""

@@ -46,6 +46,8 @@ _MODULES = {
     "adult": "public_tables",
     "hospital_stay": "public_tables",
     "lending": "public_tables",
+    "spam": "public_texts",
+    "movies": "public_texts",
     "csv": "own_tables",
     "parquet": "own_tables",
     "folder": "own_images",
@@ -58,8 +60,8 @@ class DataSource:
 
     Attributes:
         name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
-            `hospital_stay`, `lending` or `shakespeare`; `csv`, `parquet` or `folder` for your own
-            data.
+            `hospital_stay`, `lending`, `spam`, `movies` or `shakespeare`; `csv`, `parquet` or
+            `folder` for your own data.
         data_dir: Folder of the data set; None is where packages and `fl-dp data` put it.
         data_format: How to read the user's own files; None takes every default.
         validation: Measure on a fixed fifth of the training part, which is not trained on, instead

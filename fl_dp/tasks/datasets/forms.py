@@ -144,6 +144,10 @@ class DataFormat:
             )
 
 
+BYTES = 256
+"""Size of the vocabulary of texts: the bytes of UTF-8, and zeros after their end."""
+
+
 class Form(NamedTuple):
     """Shapes for which a model is built, named as in `Dataset`."""
 
@@ -155,3 +159,10 @@ class Form(NamedTuple):
     def is_of_numbers(self) -> bool:
         """Whether a model predicts a number, not a class."""
         return self.num_classes == 1
+
+    @property
+    def kind(self) -> str:
+        """What records are: `numbers`, `texts`, whose tokens are bytes (`texts`), or `tokens`."""
+        if self.vocabulary_size is None:
+            return "numbers"
+        return "texts" if self.vocabulary_size == BYTES else "tokens"

@@ -25,7 +25,7 @@ _VALIDATION_FRACTION = 0.2
 
 def with_test_part(
     name: str,
-    x: NDArray[np.float32],
+    x: NDArray[np.float32] | NDArray[np.uint8],
     y: NDArray[np.int64],
     *,
     num_classes: int,
@@ -145,7 +145,7 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
     rows = np.flatnonzero(is_chosen[dataset.train_clients])
     if not len(rows):
         raise ValueError(f"task.clients={list(patterns)} leave no record of {dataset.name}")
-    chosen = replace(dataset, **_training(dataset, rows))
+    chosen = of_training_rows(dataset, rows)
     if dataset.test_clients is None:
         return chosen
     tested = is_chosen[dataset.test_clients]
@@ -155,6 +155,11 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
         test_y=dataset.test_y[tested],
         test_clients=dataset.test_clients[tested],
     )
+
+
+def of_training_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """A set that trains on some of its training rows alone."""
+    return replace(dataset, **_training(dataset, rows))
 
 
 def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 _SHOWN = 5  # names in an error message
 _WHOLE_NUMBER = re.compile(r"0*(\d+)(\.0+)?")
 _ALIKE = "capitals, blanks, leading zeros or forms of letters"
@@ -20,6 +23,13 @@ _ALIKE = "capitals, blanks, leading zeros or forms of letters"
 def in_order(names: Iterable[str]) -> list[str]:
     """Each name once: whole numbers by their values, then texts by their letters' codes."""
     return sorted(set(names), key=_place)
+
+
+def numbered(names: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Each row's number `(n,)` by its name, and the names in order."""
+    distinct = tuple(in_order(names))
+    number = {name: index for index, name in enumerate(distinct)}
+    return np.array([number[name] for name in names], dtype=np.int64), distinct
 
 
 def require_distinct_units(

@@ -20,7 +20,7 @@ from fl_dp.tasks.datasets.columns import Cells, encoded_rows, encoding_of
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat
 from fl_dp.tasks.datasets.held_out import with_test_part
-from fl_dp.tasks.datasets.names import in_order
+from fl_dp.tasks.datasets.names import numbered
 from fl_dp.tasks.datasets.own_data import class_numbers
 from fl_dp.tasks.datasets.r_data import rows_of_table
 from fl_dp.tasks.datasets.schema_file import read_schema
@@ -77,12 +77,9 @@ def load_lending(data_dir: str | None = None) -> Dataset:
 def _of_natural_clients(name: str, rows: Sequence[Mapping[str, str]]) -> Dataset:
     schema = schema_of(name)
     assert schema.client_column is not None and schema.classes is not None
-    clients = [row[schema.client_column] for row in rows]
-    names = tuple(in_order(clients))
-    number = {client: index for index, client in enumerate(names)}
+    clients = numbered([row[schema.client_column] for row in rows])
     x, y = encoded_part(name, rows)
-    codes = np.array([number[client] for client in clients], dtype=np.int64)
-    whole = with_test_part(name, x, y, num_classes=len(schema.classes), clients=(codes, names))
+    whole = with_test_part(name, x, y, num_classes=len(schema.classes), clients=clients)
     return replace(whole, class_names=schema.classes, shares=schema.shares or ())
 
 

