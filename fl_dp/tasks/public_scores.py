@@ -205,6 +205,9 @@ METRICS: dict[str, Metric] = {
 }
 """Metrics by their names, which are the values of `metrics.public`."""
 
+ONE_ANSWER = "{value} (one answer)"
+"""How a score is shown whose model gives all rows the same answer."""
+
 NUMBERS = tuple(name for name in METRICS if name != "confusion_matrix")
 """Metrics whose value is one number."""
 
@@ -277,12 +280,16 @@ class Score:
     @property
     def marked(self) -> str:
         """The value, and whether it is of a constant answer."""
-        return f"{self} (one answer)" if self.is_constant else str(self)
+        return self.mark(str(self))
 
     @property
     def with_auc(self) -> str:
         """As `marked`, and AUC where it is known."""
         return self.marked if self.auc is None else f"{self.marked}, AUC {self.auc:.3f}"
+
+    def mark(self, value: str, form: str = ONE_ANSWER) -> str:
+        """A text of the value, in `form` where it is of a constant answer."""
+        return form.format(value=value) if self.is_constant else value
 
     def __str__(self) -> str:
         """The value with three decimals, `-` without one."""

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from fl_dp.guarantee import ENGLISH, Guarantee
+from fl_dp.tasks.public_scores import ONE_ANSWER
 
 _FOLDER = Path(__file__).parent / "words"
 
@@ -16,7 +17,7 @@ _FOLDER = Path(__file__).parent / "words"
 def shared_words(code: str) -> Mapping[str, str]:
     """Words that the dashboard and a report have in common, by the language's code."""
     words: dict[str, str] = json.loads((_FOLDER / f"{code}.json").read_text(encoding="utf-8"))
-    return ENGLISH | words
+    return ENGLISH | {"score.constant": ONE_ANSWER} | words
 
 
 def promise_numbers(words: Mapping[str, str], promise: Guarantee | None) -> str:

@@ -84,10 +84,20 @@ class LanguageTexts:
         """A model's score with the rows it was measured on, named if it is no accuracy."""
         if score.value is None:
             return "–"
-        value = self.percent(score.value)
+        value = self.score_value(score, 3)
         if score.name != "accuracy":
-            value = f"{self('run.' + score.name)} {self.number(score.value, 3)}"
+            value = f"{self('run.' + score.name)} {value}"
         return self("score.on", value=value, rows=self("score." + score.measured_on))
+
+    def score_value(self, score: Score, digits: int = 4) -> str:
+        """A model's score alone, marked where all rows get one answer."""
+        is_share = score.name == "accuracy"
+        value = self.percent(score.value) if is_share else self.number(score.value, digits)
+        return self.marked(score, value)
+
+    def marked(self, score: Score, value: str) -> str:
+        """A text of the score's value, marked where all rows get one answer."""
+        return score.mark(value, self.texts["score.constant"])
 
     def numbers(self, promise: Guarantee | None) -> str:
         """What is stated, spent and budgeted; see `promise_numbers`."""

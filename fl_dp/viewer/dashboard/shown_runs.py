@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.guarantee import Guarantee, weakest_guarantee
+from fl_dp.tasks.public_scores import Score
 from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
 from fl_dp.viewer.found_runs.run_groups import Group, groups_of, shown_value
 from fl_dp.viewer.found_runs.run_groups import differences as differing_keys
@@ -176,7 +177,7 @@ class SeedRow:
     Attributes:
         name: Settings in which it differs from other rows.
         runs: Numbers of its runs in the comparison, from 1.
-        metric: Name of the models' score.
+        judged: One run's score, for its name; of a constant answer if those of all are.
         score: Mean and deviation of the score over the runs.
         loss: The same of the loss.
         promise: The weakest of the runs' promises; None: not known yet.
@@ -186,7 +187,7 @@ class SeedRow:
     name: str
     runs: tuple[int, ...]
     unfinished: int
-    metric: str
+    judged: Score
     score: tuple[float | None, float | None]
     loss: tuple[float | None, float | None]
     promise: Guarantee | None
@@ -206,7 +207,7 @@ def _seed_row(group: Group, numbers: Sequence[int]) -> SeedRow:
         name=group.name,
         runs=tuple(numbers),
         unfinished=sum(card.state is not RunState.FINISHED for card in cards),
-        metric=cards[0].score.name,
+        judged=group.score,
         score=_spread([card.score.value for card in cards]),
         loss=_spread([card.test_loss for card in cards]),
         promise=weakest_guarantee(promises) if promises else None,

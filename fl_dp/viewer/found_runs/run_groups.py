@@ -11,6 +11,7 @@ from typing import Any
 from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.options import chosen_by
+from fl_dp.tasks.public_scores import Score
 
 from .details import FoundRun
 from .rounds import Round
@@ -47,6 +48,11 @@ class Group:
 
     name: str
     runs: tuple[FoundRun, ...]
+
+    @property
+    def score(self) -> Score:
+        """One run's score, for its name; of a constant answer if those of all runs are."""
+        return min((run.card.score for run in self.runs), key=lambda score: score.is_constant)
 
     def series(self, value: Callable[[Round], float | None]) -> list[RoundRange]:
         """A value of each round over the runs; rounds without it are left out."""

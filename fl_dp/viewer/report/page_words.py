@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fl_dp.tasks.public_scores import Score
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.promise_words import shared_words
 
@@ -68,3 +69,8 @@ def measured(name: str, runs: Sequence[FoundRun]) -> str:
     """Name of `accuracy`, `r2` or `loss` with the rows that runs measured it on."""
     rows = dict.fromkeys(WORDS[f"score.{run.card.score.measured_on}"] for run in runs)
     return WORDS["score.on"].format(value=WORDS[f"compare.{name}"], rows=", ".join(rows))
+
+
+def marked(score: Score, value: str) -> str:
+    """A text of a score's value, marked where all rows get one answer."""
+    return score.mark(value, WORDS["score.constant"])

@@ -25,7 +25,7 @@ from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
-from .page_words import ASSETS, WORDS, Table, measured, page_language
+from .page_words import ASSETS, WORDS, Table, marked, measured, page_language
 from .reported_run import ReportedRun
 
 MOST = 8 << 20
@@ -153,7 +153,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 card.name,
                 WORDS[f"state.{card.state}"],
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
-                _number(_value_of(run, score), ".4f"),
+                marked(card.score, _number(_value_of(run, score), ".4f")),
                 _number(card.test_loss, ".4f"),
                 promise_numbers(WORDS, card.promise),
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
@@ -183,7 +183,7 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
             (
                 group.name,
                 _count(group),
-                _mean(group, partial(_value_of, score=score)),
+                marked(group.score, _mean(group, partial(_value_of, score=score))),
                 _mean(group, lambda run: run.card.test_loss),
                 promise_numbers(WORDS, promise),
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),

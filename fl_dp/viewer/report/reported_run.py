@@ -19,7 +19,7 @@ from fl_dp.viewer.found_runs.run_groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
 from fl_dp.viewer.promise_words import promise_numbers, promise_terms
 
-from .page_words import WORDS, Table, measured
+from .page_words import WORDS, Table, marked, measured
 
 Row = tuple[str, str]
 _USELESS = 0.9
@@ -78,7 +78,7 @@ class ReportedRun:
         score = self.run.card.score
         if score.value is None:
             return None
-        return measured(score.name, [self.run]), f"{score.value:.4f}"
+        return measured(score.name, [self.run]), marked(score, f"{score.value:.4f}")
 
     @property
     def share_spent(self) -> float | None:

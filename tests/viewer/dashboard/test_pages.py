@@ -31,6 +31,29 @@ def test_the_list_shows_every_run_with_state_accuracy_and_epsilon(tmp_path: Path
     assert "2 of 2 runs" in page
 
 
+def test_a_constant_answer_is_called_so_on_every_page(tmp_path: Path) -> None:
+    for seed, share in ((0, 1.0), (1, 1.0), (2, 0.9)):
+        path = write_run(tmp_path / f"run-{seed}", f"seed={seed}")
+        lines = (path / "metrics.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1]) | {"test_largest_answer": share}
+        (path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    client, runs = client_of(tmp_path), [read_run(tmp_path / f"run-{n}") for n in range(3)]
+    listed = client.get("/").text
+    assert listed.count("90.0% (one answer) on test rows") == 2
+    for number, shown in ((0, "90.0% (one answer)"), (2, "90.0%")):
+        assert f'<span id="score">{shown}</span>' in client.get(f"/run/run-{number}").text
+    both, all_runs = (
+        client.get("/compare?" + "&".join(f"run=run-{n}" for n in numbers)).text
+        for numbers in ((0, 1), (0, 1, 2))
+    )
+    assert "90.0% ± 0.0% (one answer)" in both
+    assert "90.0% ± 0.0%" in all_runs and "± 0.0% (one answer)" not in all_runs  # one learned
+    assert "0.9000 ± 0.0000 (one answer)" in report_page(runs[:2])
+    assert "0.9000 (one answer)" in report_page(runs[:1])
+    assert "(one answer)" not in report_page(runs[2:])
+    assert "90.0%（所有答案相同）" in client.get("/?lang=zh").text
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [

@@ -1,6 +1,6 @@
 // One run: its curves, and what is new while it goes on.
 import { charts } from "./charts.js";
-import { duration, number, percent, word } from "./words.js";
+import { duration, number, word } from "./words.js";
 
 const MOST = 2000;
 const MOST_LINES = 300; // of the log
@@ -37,7 +37,7 @@ function state(said) {
   badge.className = `state state-${said.state}`;
   badge.textContent = word(`state.${said.state}`);
   put("round", `${number(said.round)} / ${number(said.rounds)}`);
-  put("score", (said.metric === "accuracy" ? percent : number)(said.score));
+  put("score", said.score);
   put("left", duration(said.left));
   const promise = document.querySelector("#promise .promise");
   if (!promise) return;
