@@ -57,7 +57,8 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 def _facts_beside(overrides: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     """Keys of `task` that a schema beside the user's own data brings, and nobody wrote.
 
-    With written columns, as for a statistic on one, the schema is not read.
+    With written columns, as for a statistic on one, the schema is not read. A statistic, which may
+    buy what fills a blank, is asked without the columns that have one.
 
     Raises:
         ConfigError: The schema is none, or has blanks.
@@ -67,7 +68,8 @@ def _facts_beside(overrides: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     if file is None:
         return ()
     try:
-        facts = described(read_schema(file))
+        asks = written.get("statistic.query") is not None
+        facts = described(read_schema(file, without_blanks=asks))
     except ValueError as error:
         raise ConfigError.of(error) from error
     return tuple((key, value) for key, value in facts.items() if f"task.{key}" not in written)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +45,7 @@ from .planning import target_delta
 from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
-from .settings.option import Option
-from .settings.statistic import chosen_noise, ranked
+from .settings.statistic import chosen_noise, columns_that_may_lack, ranked
 from .workload import check_data, dataset_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -98,7 +97,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         document = price(settings, choice, plan) | {
             "epsilon": spent,
             "answer": answer.to_dict(),
-            "rows": [list(row) for row in statistic_rows(settings.statistic, choice.query, answer)],
+            "rows": [list(row) for row in statistic_rows(settings, choice.query, answer)],
         }
         write_text(folder.statistic, json.dumps(document, indent=2) + "\n", public=True)
     logger.info("Spent: %s; see %s", Guarantee.of(plan, spent), folder.path)
@@ -193,13 +192,17 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
     }
 
 
-def statistic_rows(asked: Option, query: Query, answer: Answer) -> list[tuple[str, float, float]]:
+def statistic_rows(
+    settings: Settings, query: Query, answer: Answer
+) -> list[tuple[str, float, float]]:
     """Rows of a name, its value, and its error."""
+    asked = settings.statistic
     if isinstance(query, Frequencies) and asked.query == "top":
         error = float(answer.error[0])
         most = asked.make_by(ranked, query=query, counts=answer["counts"])
         return [(str(category), count, error) for category, count in most]
-    name = _names(query)
+    columns = columns_that_may_lack(settings.task) if asked.values == "missing" else ()
+    name = _names(query, columns)
     rows = []
     for part, estimate in answer.estimates.items():
         values, errors = np.atleast_1d(estimate.value), np.atleast_1d(estimate.error)
@@ -208,8 +211,8 @@ def statistic_rows(asked: Option, query: Query, answer: Answer) -> list[tuple[st
     return rows
 
 
-def _names(query: Query) -> Callable[[str, int], str]:
-    """A function that names an answer's number, by part and index."""
+def _names(query: Query, columns: Sequence[str]) -> Callable[[str, int], str]:
+    """A function that names an answer's number, by part and index; a mean may have `columns`."""
     match query:
         case Frequencies():
             return lambda _, index: str(query.categories[index])
@@ -217,7 +220,8 @@ def _names(query: Query) -> Callable[[str, int], str]:
             return lambda _, index: f"{query.edges[index]:g} to {query.edges[index + 1]:g}"
         case Quantiles():
             return lambda _, index: f"{query.probabilities[index]:g}"
-        case Mean() | Sum() if query.features > 1:
-            return lambda part, index: part if part == "count" else f"{part} of {index}"
+        case Mean() | Sum() if columns or query.features > 1:
+            names = columns or range(query.features)
+            return lambda part, index: part if part == "count" else f"{part} of {names[index]}"
         case _:
             return lambda part, _: part

@@ -24,7 +24,8 @@ from fl_dp.protocol.message_keys import (
     RECORD_PLAN_KEY,
     STATISTIC_QUERY_KEY,
 )
-from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.datasets import DataFormat, Dataset, Form
+from fl_dp.tasks.datasets.columns import cells_of_column, missing_cells
 from fl_dp.tasks.datasets.forms import SCALED_LABELS
 from fl_dp.tasks.training import (
     evaluate,
@@ -313,10 +314,11 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """A unit's values by name: `labels`, `records`, `records.3` or `trials`.
+    """A unit's values by name.
 
-    Labels have shape `(n,)`; records are rows; `records.3` is one of their columns; trials are
-    scores of a choice's candidates.
+    `labels` have shape `(n,)`; `records` are rows, `records.3` one of their numbers, and
+    `records.age` the cells of a column that the schema describes; `missing` is 1 for each cell
+    without a value; `trials` are scores of a choice's candidates.
 
     Raises:
         ValueError: The values have another name, or the unit has no data.
@@ -331,13 +333,18 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     rows = fitting(dataset, rows)
     if name == "labels":
         return predictions_in_unit(settings)(dataset.labels(rows))
-    kind, _, feature = name.partition(".")
-    if kind == "records":
-        records = dataset.features(rows).reshape(len(rows), -1)
-        if feature:
-            return records[:, int(feature)]
+    records = dataset.features(rows).reshape(len(rows), -1)
+    _, _, feature = name.partition(".")
+    if name == "records":
         return records
-    raise ValueError(f"there are no values '{name}': ask for labels, records or records.3")
+    if feature.isdecimal():
+        return records[:, int(feature)]
+    data_format: DataFormat = settings.task.make_by(DataFormat)
+    if name == "missing":
+        return missing_cells(records, data_format)
+    if name.startswith("records."):
+        return cells_of_column(records, data_format, feature)
+    raise ValueError(f"there are no values '{name}': ask for labels, records, records.3 or missing")
 
 
 def _records_of(settings: Settings, index: int, node_config: Mapping[str, Any]) -> Records:

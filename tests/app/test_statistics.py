@@ -109,6 +109,72 @@ def test_the_most_frequent_labels_are_named(tmp_path: Path) -> None:
     ]
 
 
+DRAFT = """\
+label_column: outcome
+classes: [ill, well]
+client_column: clinic
+columns:
+  age: {kind: integer, range: [0, 100], missing: [-999]}
+  sex: {kind: category, categories: [f, m], missing: ['*']}
+  weight: {kind: number, range: , missing: []}
+"""
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> list[str]:
+    """Settings of a table of six clinics, with gaps and a schema that has a blank."""
+    cells = ["20,f,well", "-999,m,ill", "60,,well", "40,unknown,well"]
+    lines = [f"{clinic},{cell},70" for clinic in range(CLIENTS) for cell in cells]
+    for split in ("train", "test"):
+        text = "\n".join(["clinic,age,sex,outcome,weight", *lines]) + "\n"
+        (tmp_path / f"{split}.csv").write_text(text)
+    (tmp_path / "schema.yaml").write_text(DRAFT)
+    return ["task=csv", f"task.data_dir={tmp_path}", "task.partition=natural"]
+
+
+@pytest.mark.parametrize(
+    ("values", "query", "expected"),
+    [
+        ("records.sex", "histogram", {"f": 1.5, "m": 1.5, "(missing)": 3.0}),
+        ("records.sex", "top", {"(missing)": 3.0}),
+        ("records.age", "mean", {"mean": 40.0}),
+        ("records.age", "histogram", {"0 to 10": 0.0, "20 to 30": 2.0, "60 to 70": 2.0}),
+        ("missing", "mean", {"mean of age": 0.25, "mean of sex": 0.5}),
+    ],
+)
+def test_columns_of_a_schema_are_asked_by_name_with_their_gaps_beside_blanks(
+    tmp_path: Path, hospitals: list[str], values: str, query: str, expected: dict[str, float]
+) -> None:
+    asked = [f"statistic.query={query}", f"statistic.values={values}", "statistic.top=1"]
+    _, document = answered(tmp_path / "out", *hospitals, *asked)
+    rows = {name: (value, error) for name, value, error in document["rows"]}
+    for name, wanted in expected.items():
+        value, error = rows[name]
+        assert value == pytest.approx(wanted, abs=8.0 * error)
+        assert 8.0 * error < 0.2 * max(expected.values())  # so the answer says something
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["histogram", "records.weight"], "'weight', or its facts are blank: write public"),
+        (["mean", "records.sex"], "records.sex is a category"),
+        (["top", "records.age"], "categories of a schema"),
+        (["histogram", "missing"], "statistic.query=mean"),
+        (["mean", "records.sex", "task=digits"], "a schema describes, and none describes"),
+        (["mean", "outcome"], "a column of the schema such as records.age, or missing"),
+    ],
+)
+def test_what_a_column_can_not_be_asked_is_one_line(
+    hospitals: list[str], arguments: list[str], says: str
+) -> None:
+    of_table = [] if "task=digits" in arguments else [*hospitals, f"task.num_clients={CLIENTS}"]
+    result = call(*arguments, *of_table, "--price")
+    assert result.exit_code == 2, result.stdout
+    [error] = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert says in error
+
+
 @pytest.mark.parametrize("mode", ["central", "distributed"])
 def test_it_costs_no_more_than_was_asked_for(mode: str) -> None:
     asked = ["privacy.epsilon=1", "privacy.delta=1e-5", f"privacy={mode}", "task.num_clients=30"]

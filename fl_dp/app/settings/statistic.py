@@ -17,7 +17,9 @@ from fl_dp.option_errors import OptionError
 from fl_dp.statistics import Count, Frequencies, Histogram, Mean, Quantiles, Query, Sum
 from fl_dp.statistics.histograms import Category
 from fl_dp.statistics.query import Estimate
-from fl_dp.tasks.datasets import Form
+from fl_dp.tasks.datasets import DataFormat, Form
+from fl_dp.tasks.datasets.columns import Column, described_columns
+from fl_dp.tasks.datasets.names import listed
 
 from . import checks
 from .data import TaskOption
@@ -27,16 +29,15 @@ if TYPE_CHECKING:
     from fl_dp.statistics import NoiseChoice
 
 _KEY = key(tracked=False)
-_FEATURE = ("records", True)
 _QUARTILES = (0.25, 0.5, 0.75)
 
 
 def _values(key: str, value: str) -> None:
-    name, dot, feature = value.partition(".")
-    if name not in ("labels", "records") or (dot and (name, feature.isdecimal()) != _FEATURE):
+    name, _, feature = value.partition(".")
+    if value not in ("labels", "records", "missing") and not (name == "records" and feature):
         raise OptionError(
-            f"{key} must be labels, records, or one feature of the records such as records.3, "
-            f"got '{value}'",
+            f"{key} must be labels, records, one feature of the records such as records.3, a "
+            f"column of the schema such as records.age, or missing, got '{value}'",
             option=key,
         )
 
@@ -60,9 +61,10 @@ def asked_query(
         task: The data.
         form: Finds their shapes, which may need them.
         query: `count`, `sum`, `mean`, `histogram`, `quantiles` or `top`; None trains.
-        values: `labels`, `records` (every feature) or `records.3` (the fourth feature alone).
+        values: `labels`, `records` (every feature), `records.3` (the fourth feature alone),
+            `records.age` (a column of the schema), or `missing` (1 where a cell has no value).
         low: Smallest value that counts, public; not for `count`, nor for labels in `histogram` and
-            `top`.
+            `top`. None: the lower end of the column's range.
         high: Largest value that counts, public.
         bins: Bins of a histogram, or steps of the grid of quantiles, between `low` and `high`.
         edges: Public edges of the bins, in place of `low`, `high` and `bins`.
@@ -73,19 +75,31 @@ def asked_query(
     Raises:
         ValueError: Range, edges or classes are missing; the text says what to write.
     """
-    of_classes = values == "labels" and task.label_range is None
-    features = _num_features(values, task, form)
+    column, features = _asked_values(values, task, form)
     if query == "count":
         return Count(max_records=max_records)
-    if query == "top" and not of_classes:
+    categories: tuple[Category, ...] = ()
+    if values == "labels" and task.label_range is None:
+        categories = tuple(range(form().num_classes))
+    elif column is not None and column.categories is not None:
+        categories = column.names
+        if query not in ("histogram", "top") or edges is not None or low is not None:
+            raise OptionError(
+                f"{values} is a category: write statistic.query=histogram or top, without a range",
+                option="values",
+            )
+    if query == "top" and not categories:
         raise OptionError(
-            "statistic.query=top names labels that are classes: write statistic.values=labels, "
-            "without task.label_range",
+            "statistic.query=top names labels that are classes, or categories of a schema: write "
+            "statistic.values=labels, without task.label_range",
             option="values",
         )
-    if query == "top" or (query == "histogram" and of_classes and edges is None and low is None):
-        classes = tuple(range(form().num_classes))
-        return Frequencies(categories=classes, max_records=max_records)
+    if query == "top" or (query == "histogram" and categories and edges is None and low is None):
+        return Frequencies(categories=categories, max_records=max_records)
+    if values == "missing":
+        low, high = 0.0, 1.0
+    elif column is not None and column.range is not None and low is None:
+        low, high = column.range
     if edges is None or query in ("sum", "mean"):
         if low is None or high is None:
             raise OptionError(
@@ -99,8 +113,8 @@ def asked_query(
         edges = tuple(np.linspace(low, high, bins + 1).tolist())
     if features > 1:
         raise OptionError(
-            f"{query} is of one number a record, and records of task={task.name} have {features}: "
-            "write statistic.values=records.0 or another of them",
+            f"{query} is of one number a record, and {values} of task={task.name} have {features}: "
+            "write statistic.query=mean, or statistic.values=records.0 or another of them",
             option="values",
         )
     if query == "histogram":
@@ -110,19 +124,52 @@ def asked_query(
     return Quantiles(probabilities=probabilities, grid=edges, max_records=max_records)
 
 
-def _num_features(values: str, task: TaskOption, form: Callable[[], Form]) -> int:
-    """Number of features that are asked about."""
+def _asked_values(
+    values: str, task: TaskOption, form: Callable[[], Form]
+) -> tuple[Column | None, int]:
+    """The schema's column that is asked about, if one is, and the numbers that a record has."""
     if values == "labels":
-        return 1
+        return None, 1
     width = prod(form().input_shape)
-    _, _, feature = values.partition(".")
-    if feature and int(feature) >= width:
+    _, _, name = values.partition(".")
+    if values == "records":
+        return None, width
+    if name.isdecimal():
+        if int(name) < width:
+            return None, 1
         raise OptionError(
             f"records of task={task.name} have {width} features, counted from 0: write "
             f"statistic.values=records.{width - 1} or a smaller one",
             option="values",
         )
-    return 1 if feature else width
+    columns = described_columns(task.make_by(DataFormat)) if task.is_own else {}
+    if width != sum(column.width for column, _ in columns.values()):
+        raise OptionError(
+            f"statistic.values={values} is of columns that a schema describes, and none describes "
+            f"the records of task={task.name}: write records.0 or another of them",
+            option="values",
+        )
+    if values == "missing":
+        names = columns_that_may_lack(task)
+        if names:
+            return None, len(names)
+        raise OptionError(
+            "no column of the schema may lack a value: write missing: ['*'] at those that may",
+            option="values",
+        )
+    if name not in columns:
+        raise OptionError(
+            f"the schema describes no column '{name}', or its facts are blank: write public "
+            f"candidates for it, or one of {listed([*columns])}",
+            option="values",
+        )
+    return columns[name][0], 1
+
+
+def columns_that_may_lack(task: TaskOption) -> tuple[str, ...]:
+    """Names of the schema's columns of which a cell may have no value."""
+    columns = described_columns(task.make_by(DataFormat)).items()
+    return tuple(name for name, (column, _) in columns if column.missing is not None)
 
 
 def ranked(

@@ -34,6 +34,9 @@ ANYTHING_ELSE = "*"
 MISSING_TEXTS = ("na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")
 """How programs write that there is no value, beside an empty cell; in small letters."""
 
+MISSING = "(missing)"
+"""A cell without a value, where cells are named."""
+
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -101,6 +104,12 @@ class Column:
         return len(self.categories or (None,)) + (self.missing is not None)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of a category's cells; the last is `MISSING` if there may be none."""
+        names = tuple(map(plain_label, self.categories or ()))
+        return names if self.missing is None else (*names, MISSING)
+
+    @property
     def _sentinels(self) -> list[float]:
         """Numbers that stand for no value, as -999."""
         numbers = map(parsed_number, self.missing or ())
@@ -126,6 +135,23 @@ class Column:
                 table[index] = 0.0
                 table[index, -1] = 1.0
         return table
+
+    def cells(self, coordinates: NDArray[Any]) -> list[str] | NDArray[np.float64]:
+        """Read cells back from `coordinates`, `(k, width)`: a category's texts, or numbers `(k,)`.
+
+        Cells without a value are `MISSING`, or NaN.
+        """
+        width = len(self.categories or (None,))
+        is_missing = coordinates[:, width:].any(axis=1)
+        if self.categories is not None:
+            codes = np.where(is_missing, width, coordinates[:, :width].argmax(axis=1))
+            return [self.names[code] for code in codes]
+        assert self.range is not None  # every kind but a category has one
+        low, high = self.range
+        numbers = low + (high - low) * (coordinates[:, 0].astype(np.float64) + 1.0) / 2.0
+        if self.kind != "number":
+            numbers = np.rint(numbers)  # rows are float32
+        return np.where(is_missing, np.nan, numbers)
 
     def _values(self, cells: Sequence[str | None]) -> NDArray[np.float64]:
         if self.categories is not None:
@@ -195,6 +221,37 @@ def encoding_of(data_format: DataFormat) -> tuple[Column, ...] | None:
     if len(described) < len(types) or data_format.mean is not None:
         raise ValueError("ranges scale columns: describe all of them, and leave out mean and std")
     return tuple(map(Column.of_text, types))
+
+
+def described_columns(data_format: DataFormat) -> dict[str, tuple[Column, slice]]:
+    """Columns by name, each with its numbers' place in an encoded row; none if used as they are."""
+    columns: dict[str, tuple[Column, slice]] = {}
+    end = 0
+    encoding = encoding_of(data_format) or ()
+    for name, column in zip(data_format.columns or (), encoding, strict=False):
+        start, end = end, end + column.width
+        columns[name] = (column, slice(start, end))
+    return columns
+
+
+def cells_of_column(
+    rows: NDArray[Any], data_format: DataFormat, name: str
+) -> list[str] | NDArray[np.float64]:
+    """A column's cells in encoded rows `(n, width)`, as `Column.cells` returns them.
+
+    Raises:
+        KeyError: The format describes no such column.
+    """
+    columns = described_columns(data_format)
+    column, place = columns[name]
+    return column.cells(rows[:, place] * math.sqrt(len(columns)))
+
+
+def missing_cells(rows: NDArray[Any], data_format: DataFormat) -> NDArray[np.float64]:
+    """1 where encoded rows have no value, `(n, k)`, by the `k` columns that may lack one."""
+    columns = described_columns(data_format).values()
+    ends = [place.stop - 1 for column, place in columns if column.missing is not None]
+    return (rows[:, ends] > 0.0).astype(np.float64)
 
 
 def coordinate_names(names: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:

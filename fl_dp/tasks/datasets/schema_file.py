@@ -64,8 +64,8 @@ columns:
 """
 
 
-def read_schema(file: Path) -> DataFormat:
-    """Read a schema.
+def read_schema(file: Path, *, without_blanks: bool = False) -> DataFormat:
+    """Read a schema; `without_blanks` leaves out columns that have one.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -80,7 +80,13 @@ def read_schema(file: Path) -> DataFormat:
     try:
         values: dict[str, Any] = {key: _value(key, value) for key, value in schema.items()}
         if isinstance(values.get("columns"), dict):
-            described = {name: _column(name, facts) for name, facts in values["columns"].items()}
+            described = {
+                name: _column(name, facts)
+                for name, facts in values["columns"].items()
+                if not (without_blanks and _has_blank(facts))
+            }
+            if not described:
+                raise ValueError("columns have blanks alone: write public candidates for one")
             values["columns"] = tuple(described)
             values["types"] = tuple(column.text for column in described.values())
         data_format = DataFormat(**values)
@@ -110,6 +116,10 @@ def draft(kinds: Mapping[str, str]) -> str:
         blank = {"category": ", categories: ", "truth": ""}.get(kind, ", range: ")
         lines.append(f"  {shown}: {{kind: {kind}{blank}}}\n")
     return _DRAFT + "".join(lines)
+
+
+def _has_blank(facts: Any) -> bool:
+    return isinstance(facts, dict) and any(value in _BLANK for value in facts.values())
 
 
 def _column(name: str, facts: Any) -> Column:
