@@ -50,10 +50,11 @@ def stats(
     Small tasks answer in one process, others in Flower's simulation engine.
 
     QUERY is one of `count` (records), `sum` and `mean` (with the standard deviation), `histogram`,
-    `quantiles`, and `top` (the most frequent labels).
+    `quantiles`, and `top` (the most frequent labels or categories).
 
-    VALUES are `labels` (the default), `records` (each feature of them), or `records.3` (the fourth
-    feature alone).
+    VALUES are `labels` (the default), `records` (each feature of them), `records.3` (the fourth
+    feature alone), `records.age` (a column of your table's schema), or `missing` (the share of
+    cells without a value, of each such column).
 
     OVERRIDES are settings, KEY=VALUE, as for `fl-dp run` and the group `statistic`. For example:
 
@@ -62,6 +63,8 @@ def stats(
     - `fl-dp stats mean records.20 statistic.low=-2 statistic.high=2 privacy=distributed`
 
     - `fl-dp stats quantiles records.20 statistic.low=-2 statistic.high=2 statistic.bins=50`
+
+    - `fl-dp stats histogram records.sex task=csv task.data_dir=data privacy.epsilon=0.5`
 
     - `fl-dp stats count task.num_clients=50 statistic.max_records=100`
 
