@@ -117,21 +117,18 @@ def supernode(
         )
         _require_no_policy(options)
         from fl_dp.gate.app_user import AppUser
+        from fl_dp.gate.figures import GateFigures
+        from fl_dp.gate.gated_supernode import checked_gate
         from fl_dp.gate.isolation import found_isolated
 
         policy = policy.expanduser().absolute()
         _require_own_packages(options, policy)
         user = None if app_user is None else AppUser.named(app_user)
         guarded = _guarded(policy, options, app_socket)
-    if check:
-        with exit_on_errors():
+        if check:
             _print_check(policy, user, guarded)
-        return
-    isolated = user is not None and found_isolated(policy, user, guarded)
-    with exit_on_errors():
-        from fl_dp.gate.figures import GateFigures
-        from fl_dp.gate.gated_supernode import checked_gate
-
+            return
+        isolated = user is not None and found_isolated(policy, user, guarded)
         link_options, others = _link_options(options)
         figures = GateFigures()
         gate, link = checked_gate(policy, isolated=isolated), link_options.link(figures)

@@ -95,18 +95,13 @@ class Call(NamedTuple):
     response: Any
 
 
-def _calls() -> dict[str, Call]:
-    """The calls that this Flower knows, by the last part of their paths."""
-    return {
-        re.sub("(?<=.)([A-Z])", r"-\1", method.name).lower(): Call(
-            GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-        )
-        for method in DESCRIPTOR.services_by_name["Fleet"].methods
-    }
-
-
-CALLS = _calls()
-"""Calls of the Fleet API by the last part of their paths."""
+CALLS = {
+    re.sub("(?<=.)([A-Z])", r"-\1", method.name).lower(): Call(
+        GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    )
+    for method in DESCRIPTOR.services_by_name["Fleet"].methods
+}
+"""Calls of the Fleet API that this Flower knows, by the last part of their paths."""
 
 
 class Parts(NamedTuple):

@@ -13,7 +13,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 _HEAD, _LENGTH = struct.Struct(">BQI"), struct.Struct(">Q")
-HEAD_SIZE, LENGTH_SIZE = _HEAD.size, _LENGTH.size
 
 
 class FrameKind(IntEnum):
@@ -74,12 +73,12 @@ def read_frame(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: in
         FrameError: It is no frame, or beyond a bound.
         EOFError: `take` found no more.
     """
-    kind, number, count = _HEAD.unpack(take(HEAD_SIZE))
+    kind, number, count = _HEAD.unpack(take(_HEAD.size))
     if kind not in FrameKind.__members__.values() or count > most_pieces:
         raise FrameError(f"a frame of kind {kind} and {count:,} pieces")
     pieces, left = [], most_bytes
     for _ in range(count):
-        (length,) = _LENGTH.unpack(take(LENGTH_SIZE))
+        (length,) = _LENGTH.unpack(take(_LENGTH.size))
         left -= length
         if left < 0:
             raise FrameError(f"a frame of more than {most_bytes:,} bytes")

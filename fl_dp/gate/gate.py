@@ -143,66 +143,51 @@ class Gate:
             kind = type(error).__name__
             refusal = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=asked)
             return Ruling(answer_after=None, answer=lambda handler: refusal)
-        once_sent: list[Callable[[], None]] = []
+        way, once_sent = way_of(policy, run), list[Callable[[], None]]()
+        answer_after = policy.keys.answer_after if _may_reach_app(asked) else None
+        left = asked.metadata.created_at + asked.metadata.ttl - came
+        has_instruction = _has_instruction(asked)  # before a mod has changed the message
+        enforcement, message_id = self._enforcement_of(way), asked.metadata.message_id
+
+        def answer(handler: ClientAppCallable) -> Message:
+            """The message that leaves the site as the answer.
+
+            Privacy: under `local`, as `client_noise_mod` states of its reply, and under
+            `distributed` as `secure_sum_mod` does, for all data of this site and whatever the app
+            does. Under `clip` one reply moves the model by no more than the norm. Under `record`
+            the named app's promise to each record holds. Of the app's reply only a model of the
+            message's form and the numbers that the policy names are used. All else is constant, or
+            depends on the message and the owner's policy alone.
+            """
+            context = Context(
+                run_id=asked.metadata.run_id,
+                node_id=asked.metadata.dst_node_id,
+                node_config=dict(policy.node_config),
+                state=RecordDict(),
+                run_config=dict(run.config),  # its digest goes into the masks of a sum
+            )
+            chain = self._chain(asked, way, policy, in_todays_names(handler))
+            if answer_after is not None and answer_after >= left:
+                chain = Chain(partial(_too_late, answer_after, left), [])
+            names = older_names([metric.name for metric in policy.keys.evaluation])
+            with hosted_by(GateHost(run.app, enforcement, message_id, once_sent.append)):
+                made = guarded(chain.handler, [names, *chain.mods])(asked, context)
+            if not has_instruction:
+                return made  # a server without fl-dp expects no mark
+            return mark(made, enforcement)
+
         return Ruling(
-            answer_after=policy.keys.answer_after if _may_reach_app(asked) else None,
-            answer=lambda handler: self._answer(
-                asked, run, policy, handler, came, once_sent.append
-            ),
+            answer_after=answer_after,
+            answer=answer,
             once=policy.keys.promise is GatePromise.RECORD,
             once_sent=once_sent,
         )
 
-    def _answer(
-        self,
-        asked: Message,
-        run: JudgedRun,
-        policy: GatePolicy,
-        handler: ClientAppCallable,
-        came: float,
-        once_sent: Callable[[Callable[[], None]], None],
-    ) -> Message:
-        """The message that leaves the site as the answer.
-
-        Privacy: under `local`, as `client_noise_mod` states of its reply, and under `distributed`
-        as `secure_sum_mod` does, for all data of this site and whatever the app does. Under `clip`
-        one reply moves the model by no more than the norm. Under `record` the named app's promise
-        to each record holds. Of the app's reply only a model of the message's form and the numbers
-        that the policy names are used. All else is constant, or depends on the message and the
-        owner's policy alone.
-        """
-        has_instruction = _has_instruction(asked)  # before a mod has changed the message
-        context = Context(
-            run_id=asked.metadata.run_id,
-            node_id=asked.metadata.dst_node_id,
-            node_config=dict(policy.node_config),
-            state=RecordDict(),
-            run_config=dict(run.config),  # its digest goes into the masks of a sum
-        )
-        way = way_of(policy, run)
-        chain = self._chain(asked, way, policy, in_todays_names(handler), came)
-        names = older_names([metric.name for metric in policy.keys.evaluation])
-        message_id = asked.metadata.message_id
-        host = GateHost(run.app, self._enforcement_of(way), message_id, once_sent)
-        with hosted_by(host):
-            answer = guarded(chain.handler, [names, *chain.mods])(asked, context)
-        if not has_instruction:
-            return answer  # a server without fl-dp expects no mark
-        return mark(answer, self._enforcement_of(way))
-
     def _chain(
-        self,
-        asked: Message,
-        way: Way,
-        policy: GatePolicy,
-        handler: ClientAppCallable,
-        came: float,
+        self, asked: Message, way: Way, policy: GatePolicy, handler: ClientAppCallable
     ) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
         closed = Chain(_closed, [])
-        left = asked.metadata.created_at + asked.metadata.ttl - came
-        if _may_reach_app(asked) and policy.keys.answer_after >= left:
-            return Chain(partial(_too_late, policy.keys.answer_after, left), [])
         if category == MessageType.TRAIN:
             return way.training(handler)
         if category == MessageType.EVALUATE:

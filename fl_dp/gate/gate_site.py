@@ -73,12 +73,14 @@ class Offer:
     """A message that the app may have, and the bounds of its reply.
 
     Attributes:
+        kind: Of its frame: whether one SuperNode alone gets it.
         parts: As the SuperNode gets it.
         bounds: Bounds of the reply.
     """
 
     def __init__(self, asked: Message, content: RecordDict, *, once: bool) -> None:
         """Offer a message with another content; see `Site.offer`."""
+        self.kind = FrameKind.OFFER_ONCE if once else FrameKind.OFFER
         self.parts: Parts = handed_to_app(asked, content, bare=once)
         self.bounds = bounds_of_reply(self.parts.tree.object_id, self.parts.contents)
 
@@ -116,7 +118,6 @@ class SiteAtSocket:
         self._runs: dict[int, list[bytes]] = {}
         self._node_id, self._number = node_id, 0
         self._offer: Offer | None = None
-        self._offered: tuple[FrameKind, list[bytes]] = (FrameKind.OVER, [])
         self._most = NO_MESSAGE  # of all offers, as a reply may come late
         self._reply: list[bytes] | None = None
         self._arrived = -1  # readable once there is a reply
@@ -143,9 +144,8 @@ class SiteAtSocket:
             self._number += 1
             self._offer, self._reply = offer, None
             self._arrived, self._signal = arrived, signal
-            self._offered = FrameKind.OFFER_ONCE if once else FrameKind.OFFER, offer.pieces()
             self._most = Bounds(*map(max, self._most, offer.bounds))
-            self._send(self._offered[0], self._number, self._offered[1])
+            self._send(offer.kind, self._number, offer.pieces())
 
     @property
     def has_reply(self) -> bool:
@@ -199,9 +199,8 @@ class SiteAtSocket:
                 self._send(FrameKind.NODE, self._node_id)
                 for run_id, run in self._runs.items():
                     self._send(FrameKind.RUN, run_id, run)
-                kind, pieces = self._offered
-                if self._offer is not None and kind is FrameKind.OFFER:
-                    self._send(kind, self._number, pieces)
+                if self._offer is not None and self._offer.kind is FrameKind.OFFER:
+                    self._send(FrameKind.OFFER, self._number, self._offer.pieces())
             threading.Thread(target=_write, args=(connection, out), daemon=True).start()
             try:
                 while True:

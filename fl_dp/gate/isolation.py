@@ -23,9 +23,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from .app_user import PROCESSES, AppUser, done_beside, rights_of_processes, stand_in
 
@@ -114,7 +114,7 @@ def write_result(policy: Path, user: AppUser, guarded: Guarded, attempts: list[A
     Raises:
         OSError: It can't be written.
     """
-    result = asdict(_Setting.of(user, guarded)) | {"isolated": is_isolated(attempts)}
+    result = _setting(user, guarded) | {"isolated": is_isolated(attempts)}
     file = result_file(policy)
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -130,31 +130,17 @@ def found_isolated(policy: Path, user: AppUser, guarded: Guarded) -> bool:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             result = json.loads(file.read(_LONGEST_RESULT))
-        expected = asdict(_Setting.of(user, guarded)) | {"isolated": True}
+        expected = _setting(user, guarded) | {"isolated": True}
     except (OSError, ValueError):
         return False
     is_of_root = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_of_root and result == expected and os.getuid() != user.uid
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Setting:
-    """Conditions under which a result is valid: one start of the machine, its user and files.
-
-    Attributes:
-        boot: The kernel's name of this start.
-        user: The app's.
-        guarded: SHA-256 of all that apps must not reach, and of the way that they have.
-    """
-
-    boot: str
-    user: int
-    guarded: str
-
-    @classmethod
-    def of(cls, user: AppUser, guarded: Guarded) -> Self:
-        digest = hashlib.sha256(repr(guarded).encode()).hexdigest()
-        return cls(boot=_BOOT.read_text(), user=user.uid, guarded=digest)
+def _setting(user: AppUser, guarded: Guarded) -> dict[str, str | int | bool]:
+    """For what a result is valid: one start of the machine, the apps' user, and all guarded."""
+    digest = hashlib.sha256(repr(guarded).encode()).hexdigest()
+    return {"boot": _BOOT.read_text(), "user": user.uid, "guarded": digest}
 
 
 class _Trials:

@@ -57,17 +57,11 @@ class GateLoop:
     """A gate between its SuperLink and its site."""
 
     def __init__(
-        self,
-        link: Link,
-        site: Site,
-        gate: Gate,
-        keeper: Keeper,
-        figures: GateFigures | None = None,
+        self, link: Link, site: Site, gate: Gate, keeper: Keeper, figures: GateFigures
     ) -> None:
         """Start the grid now; the link has joined. `figures` counts answers."""
         self._link, self._site, self._gate, self._keeper = link, site, gate, keeper
-        self._starts = AppStarts(site)
-        self._figures = GateFigures() if figures is None else figures
+        self._starts, self._figures = AppStarts(site), figures
         self._start = clock.now()
         self._busy_until = self._start
         self._runs: dict[int, JudgedRun] = {}  # as first received
@@ -94,8 +88,7 @@ class GateLoop:
 
     def step(self) -> None:
         """Wait for the next instant of the grid; pull a message then, and answer it."""
-        now = max(clock.now(), self._busy_until)
-        tick = self._start + PULLS * (math.floor((now - self._start) / PULLS) + 1)
+        tick = _next(self._start, PULLS, max(clock.now(), self._busy_until))
         self._starts.look()  # after it: what a reply takes to read may not choose the instant
         clock.sleep(tick - clock.now())
         try:
@@ -111,7 +104,7 @@ class GateLoop:
             parts = Parts(shell, tree, self._link.pull_objects(shell.metadata.run_id, tree))
             asked, judged = self._read(parts)
             # Its server may have sent the rest long after its beginning.
-            came, began = clock.date(), tick + _STEPS * _steps(clock.now() - tick)
+            came, began = clock.date(), _next(tick, _STEPS, clock.now()) - _STEPS
             ruling = self._gate.judge(asked, judged, came=came)
             wait = ruling.answer_after or 0.0
             self._keep(KeptMessage(parts, came, came + wait))
@@ -179,7 +172,7 @@ class GateLoop:
 
     def _wait_for_a_step(self, began: float) -> None:
         now = clock.now()
-        clock.sleep(began + _STEPS * (_steps(now - began) + 1) - now)
+        clock.sleep(_next(began, _STEPS, now) - now)
 
     def _read(self, parts: Parts) -> tuple[Message, JudgedRun]:
         return message_of(parts), self._judged(parts.shell.metadata.run_id)
@@ -205,6 +198,6 @@ class GateLoop:
         return self._runs[run_id]
 
 
-def _steps(seconds: float) -> int:
-    """Whole steps of a time."""
-    return math.floor(seconds / _STEPS)
+def _next(start: float, seconds: float, now: float) -> float:
+    """The first instant after `now` of a grid, which has one every so many seconds."""
+    return start + seconds * (math.floor((now - start) / seconds) + 1)

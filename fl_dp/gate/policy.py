@@ -107,6 +107,10 @@ class GatePromise(StrEnum):
     """It runs one app alone, whose own DP-SGD the owner trusts, and charges that."""
 
 
+def _key_of(field: str) -> str:
+    return GATE_PREFIX + field.replace("_", "-")
+
+
 class GateKeys(BaseModel):
     """Every key of a policy that is the gate's own, checked.
 
@@ -114,7 +118,7 @@ class GateKeys(BaseModel):
     """
 
     model_config = ConfigDict(
-        alias_generator=lambda field: GATE_PREFIX + field.replace("_", "-"),
+        alias_generator=_key_of,
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
@@ -173,10 +177,7 @@ class GateKeys(BaseModel):
     )
 
 
-GATE_KEYS = {
-    GATE_PREFIX + name.replace("_", "-"): str(field.description)
-    for name, field in GateKeys.model_fields.items()
-}
+GATE_KEYS = {_key_of(name): str(field.description) for name, field in GateKeys.model_fields.items()}
 """Descriptions of the gate's own keys, in Markdown."""
 
 _SCHEME = "gaussian"  # whose multipliers are compared
@@ -285,22 +286,22 @@ class GatePolicy:
         values = policy_in_file(str(file), allowed)
         own = {key: value for key, value in values.items() if key in GATE_KEYS}
         others = {key: value for key, value in values.items() if key not in GATE_KEYS}
-        for key in KEYS_OF_APPS:
-            if key in others and key in KEYS_OF_DATA:
+        for key in filter(others.__contains__, KEYS_OF_APPS):
+            if key in KEYS_OF_DATA:
                 raise NodeConfigError(f"{file}: apps read {key}: write it into --node-config")
-            if key in others:
-                raise NodeConfigError(
-                    f"{file}: {key} would bind an app, and a gate trusts none: leave it out"
-                )
+            raise NodeConfigError(
+                f"{file}: {key} would bind an app, and a gate trusts none: leave it out"
+            )
         keys = checked_keys(GateKeys, own, str(file))
-        _require_consistent(file, keys, others)
-        if keys.promise is GatePromise.LOCAL:
-            _require_noise(file, keys)
+        _require_consistent(file, keys.promise, values)
         node_config = others | {"dp-require-privacy": _RULES[keys.promise].required}
+        policy = cls(keys=keys, node_config=node_config)
+        if keys.promise is GatePromise.LOCAL:
+            _require_noise(file, policy)
         owner = NodeConfig.of(node_config)
         if keys.promise is GatePromise.RECORD:
             _require_one_app(file, owner)
-        return cls(keys=keys, node_config=node_config)
+        return policy
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
@@ -323,7 +324,8 @@ class GatePolicy:
     @property
     def clipping_norm(self) -> float:
         """Bound on the norm of an update that leaves."""
-        return _clipping_norm(self.keys)
+        assert self.keys.clipping_norm is not None  # `_require_consistent` has checked
+        return self.keys.clipping_norm
 
     @property
     def record_plan(self) -> RecordPlan:
@@ -335,7 +337,12 @@ class GatePolicy:
     @property
     def least_noise(self) -> NoiseInstruction:
         """The noise of an answer to a server that asks for none."""
-        return _least_noise(self.keys)
+        assert self.keys.noise_multiplier is not None  # `_require_consistent` has checked
+        return NoiseInstruction(
+            scheme=_SCHEME,
+            noise_multiplier=self.keys.noise_multiplier,
+            clipping_norm=self.clipping_norm,
+        )
 
     @property
     def own_bundle(self) -> GaussianBundle:
@@ -349,45 +356,29 @@ class GatePolicy:
         return release.bundle(noise.noise_multiplier, expected_cohort=1.0, rounds=1)
 
 
-def _clipping_norm(keys: GateKeys) -> float:
-    assert keys.clipping_norm is not None  # `_require_consistent` has checked
-    return keys.clipping_norm
-
-
-def _least_noise(keys: GateKeys) -> NoiseInstruction:
-    assert keys.noise_multiplier is not None  # `_require_consistent` has checked
-    return NoiseInstruction(
-        scheme=_SCHEME,
-        noise_multiplier=keys.noise_multiplier,
-        clipping_norm=_clipping_norm(keys),
-    )
-
-
-def _require_noise(file: Path, keys: GateKeys) -> None:
+def _require_noise(file: Path, policy: GatePolicy) -> None:
     """Refuse noise that can't be drawn, before the first message."""
     try:
-        _least_noise(keys).mechanism()
+        policy.least_noise.mechanism()
     except ValueError as error:
         raise NodeConfigError(f"{file}: dp-gate-noise-multiplier: {error}") from error
 
 
-def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -> None:
+def _require_consistent(file: Path, promise: GatePromise, values: Mapping[str, Any]) -> None:
     """Refuse a promise without its ledger, or with keys that have no effect."""
-    promise, rules = keys.promise, _RULES[keys.promise]
-    own_keys = {GATE_PREFIX + name.replace("_", "-") for name in keys.model_fields_set}
-    keys_set = set(others) | own_keys
+    rules = _RULES[promise]
     for key, example in rules.needed.items():
-        if key not in keys_set:
+        if key not in values:
             raise NodeConfigError(
                 f"{file}: dp-gate-promise: {promise} needs a line `{key}: {example}`"
             )
     for key in rules.idle:
-        if key in keys_set:
+        if key in values:
             raise NodeConfigError(
                 f"{file}: under dp-gate-promise: {promise} the line {key} says nothing: leave it "
                 "out"
             )
-    if rules.beside_ledger is not None and "://" in str(others["dp-ledger-path"]):
+    if rules.beside_ledger is not None and "://" in str(values["dp-ledger-path"]):
         raise NodeConfigError(
             f"{file}: a gate keeps {rules.beside_ledger} beside its ledger, which must be a file: "
             "write dp-ledger-path: /srv/private/ledger.db"

@@ -78,6 +78,7 @@ OF_A_SERVICE = {
     "cpus",
     "mem_limit",
     "mem_reservation",
+    "oom_score_adj",
     "pids_limit",
     "cap_drop",
     "security_opt",
@@ -261,13 +262,17 @@ def test_a_flood_at_the_desk_leaves_processors_and_memory_to_the_gate() -> None:
     gate, desk, app = (
         unit(DEPLOY / f"systemd/fl-dp-{name}@.service") for name in ("gate", "desk", "app")
     )
-    assert int(gate["CPUWeight"]) >= 100 * int(app["CPUWeight"])
+    # Among instances of its own template a weight says nothing against apps.
+    assert gate["Slice"] == "-.slice" and int(gate["CPUWeight"]) >= 10_000
     assert gate["MemoryMin"] and desk["MemoryMax"] and desk["CPUQuota"] and desk["TasksMax"]
-    # A process that left its session ends with the unit's cgroup.
-    assert "KillMode" not in app
-    first, bounded = services()["gate"], services()["desk"]
+    # A process that left its session, or ignores signals, ends with the unit's cgroup at once.
+    assert "KillMode" not in app and app["KillSignal"] == "SIGKILL"
+    assert app["MemoryMax"] == "75%" and (app["MemorySwapMax"], app["OOMPolicy"]) == ("0", "kill")
+    assert int(gate["OOMScoreAdjust"]) < 0 < int(app["OOMScoreAdjust"])
+    first, bounded, last = (services()[name] for name in ("gate", "desk", "app"))
     assert first["cpu_shares"] >= 100_000 and first["mem_reservation"]  # others have 1,024
     assert bounded["cpus"] and bounded["mem_limit"] and bounded["pids_limit"]
+    assert last["mem_limit"] and first["oom_score_adj"] < 0 < last["oom_score_adj"]
 
 
 BETWEEN = "/run/fl-dp-desk-%i"

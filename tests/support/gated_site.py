@@ -256,8 +256,7 @@ class PlayedSuperNode:
 
     def offer(self, asked: Message, content: RecordDict, *, once: bool) -> None:
         self._offer, self._number = Offer(asked, content, once=once), self._number + 1
-        kind = FrameKind.OFFER_ONCE if once else FrameKind.OFFER
-        self.desk.take(Frame(kind, self._number, self._offer.pieces()))
+        self.desk.take(Frame(self._offer.kind, self._number, self._offer.pieces()))
         for _ in range(_AS_OFTEN):
             if self.desk.has_news():
                 self.work()
