@@ -79,7 +79,14 @@ def test_a_command_of_a_page_exists(page: Path, command: str) -> None:
 
 @pytest.mark.nightly  # each is composed, which takes minutes in all
 @pytest.mark.parametrize(("page", "command"), RUNS, ids=str)
-def test_the_settings_of_a_command_compose(page: Path, command: str) -> None:
+def test_the_settings_of_a_command_compose(
+    page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    schema = re.search(r"```yaml\n(label_column.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    if schema is not None:  # which says the rest, beside the table
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/schema.yaml").write_text(schema[1])
     _, given = parsed(words_of(command))
     overrides = given.get("overrides") or []
     if any(override.startswith("resume=") for override in overrides):
