@@ -371,7 +371,7 @@ def late_lines(logs: Mapping[str, str]) -> Iterator[str]:
     """Say whose app was late, by its SuperNode's log: the gate answered with noise alone."""
     for ward, log in logs.items():
         if times := log.count(f"TimeoutError: {LATE}"):
-            yield f"  {ward}: {times} answers without the app, which was late on a busy machine"
+            yield f"  {ward}: {times} answers are noise alone: its app was late on a busy machine"
 
 
 class _Progress:

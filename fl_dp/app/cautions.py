@@ -30,9 +30,12 @@ def cautions(settings: Settings) -> list[str]:
         return lines
     clients, delta = settings.task.num_clients, target_delta(settings)
     if clients < _FEW_CLIENTS and not settings.sums_records:
+        instead = ""
+        if settings.statistic.query is None and not settings.dp_sgd.enabled:
+            instead = "; privacy=distributed_records protects each record, for which few will do"
         lines.append(
-            f"{clients} clients are few: with few clients, noise drowns the signal; from "
-            f"{_FEW_CLIENTS} clients on, a small epsilon costs less accuracy"
+            f"{clients} clients are few: noise drowns the signal; from {_FEW_CLIENTS} clients on, a "
+            f"small epsilon costs less accuracy{instead}"
         )
     if is_large_delta(delta):
         chosen = ""

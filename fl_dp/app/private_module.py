@@ -218,7 +218,8 @@ def train_private(
         epochs: A client's passes over its data per round.
         batch_size: Records per step.
         fit: Trains a client in place of that SGD, without `learning_rate`, `epochs` and
-            `batch_size`. It must store nothing between calls.
+            `batch_size`: `fit(module, records, labels)` changes the module in place, by any loss
+            and optimizer. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
         ledger: File or database URL of the account of these clients, to which the budgets of all
             trainings in it add up. Other data than those that it was made for are refused; the same

@@ -381,7 +381,7 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
     ("overrides", "cautioned"),
     [
         ("task.num_clients=200 privacy.delta=1e-5", []),
-        ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
+        ("task.num_clients=99 privacy.delta=1e-5", ["privacy=distributed_records protects"]),
         ("task.num_clients=200", ["delta 0.00295 (the default for 200) is large"]),
         ("task.num_clients=50 privacy=none", []),
         (
@@ -393,7 +393,7 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
         ("privacy=none task=csv task.client_column=a task.partition=natural", []),
         ("privacy=dp_sgd task.num_clients=3", ["nobody takes part in 42% of the rounds"]),
         ("privacy=dp_sgd task.num_clients=6", []),
-        ("task.num_clients=3 privacy.delta=1e-5 statistic.query=count", ["3 clients are few"]),
+        ("task.num_clients=3 privacy.delta=1e-5 statistic.query=count", ["costs less accuracy"]),
     ],
 )
 def test_what_promises_less_than_it_seems_is_cautioned_of(

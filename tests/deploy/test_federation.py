@@ -151,7 +151,7 @@ def test_the_federation_says_what_has_arrived_of_a_table() -> None:
 def test_the_federation_says_whose_app_was_late() -> None:
     late = "the client failed\nTraceback:\nTimeoutError: the app gave no answer in its time\n"
     [line] = late_lines({"north": "all is well", "south": 2 * late})
-    assert line.startswith("  south: 2 answers without the app")
+    assert line.startswith("  south: 2 answers are noise alone")
 
 
 def test_the_app_that_sends_tables_knows_nothing_of_fl_dp() -> None:

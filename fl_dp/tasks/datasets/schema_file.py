@@ -53,14 +53,15 @@ _DRAFT = """\
 # A draft: names and kinds of the columns alone. Fill the blanks from what is publicly known, or buy
 # it by charged statistics (fl-dp stats). Never read it off private rows: the schema leaves with the
 # model. Delete the columns that are no features.
-label_column:             # one of the columns below, which goes from there
+label_column:             # one of the columns below: move it here from there
 classes:                  # all labels, in order; or label_range: [low, high] of a number
 # shares: [0.9, 0.1]      # of the classes, where publicly known: of a rare class AUC is the measure
 # client_column: clinic   # for task.partition=natural
 # person_column: patient
 columns:
   # missing: [-999, NA] of a column are cells without a value; [] are empty ones alone, ['*'] are
-  # all that is no value. Without it each row needs one.
+  # all that is no value. Without it each row needs one. A number outside its range counts as the
+  # nearer end: so does -999, where missing does not list it.
 """
 
 

@@ -199,15 +199,17 @@ def test_spent_epsilons_of_different_promises_have_panels_of_their_own(
 ) -> None:
     promise = {"budget": 8.0, "delta": 1e-3, "unit": "client", "neighbours": "zero-out"}
     runs = {}
-    for unit in ("client", "record"):
+    for unit in ("client", "record", "person"):
         spent = [{"round": at, "test_accuracy": 0.1 * at, "epsilon": 1.0 * at} for at in range(4)]
         runs[unit] = [[line | {"promise": promise | {"unit": unit}} for line in spent]]
     plot_curves(runs, NOWHERE)
     score, *spending = saved[0].axes
-    assert len(score.get_lines()) == 2
+    assert saved[0].get_figwidth() < 16  # a fourth panel stands below, not beside
+    assert len(score.get_lines()) == 3
     assert [[line.get_label() for line in panel.get_lines()] for panel in spending] == [
         ["client"],
         ["record"],
+        ["person"],
     ]
     for panel, unit in zip(spending, runs, strict=True):
         title = " ".join(panel.get_title().split())
