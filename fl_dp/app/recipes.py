@@ -80,8 +80,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     # A group in which somebody chose a key is not mixed with what fits the promise.
     written_groups = {key.partition(".")[0] for key in written}
     brought |= {_key(line): line for line in fitting if _group(line) not in written_groups}
-    if model in ON_NUMBERS and task in recipes["features"] and "features" not in written_groups:
-        brought["features"] = f"features={recipes['features'][task]}"
+    if model in ON_NUMBERS and "features" not in written_groups and task in recipes["features"]:
+        brought["features"] = recipes["features"][task]
     unwritten = tuple(line for key, line in brought.items() if key not in written)
     pair = f"task={task} with model={model}"
     subject = f"{pair} under privacy={privacy}" if fitting or prefix is None else pair

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_dp.clients.owner.node_config import NodeConfig
 from fl_dp.files import sha256_of
-from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.datasets import BRING_PUBLIC, Dataset, Form
 from fl_dp.tasks.device import training_device
 
 from .settings import Settings
@@ -155,10 +155,10 @@ def _public_encoder(chosen: EncoderSettings, task: str) -> Iterator[str]:
             uses = f"the windows that are compared with, {uses}"
         if chosen.project:
             uses += f" and {chosen.project} directions"
-        yield (
-            f"{chosen.public} training records of task={task} without their labels, which no "
-            f"client has, for {uses}: nothing is promised to the people in them"
-        )
+        records = f"public records that come with task={task}"
+        if task not in BRING_PUBLIC:
+            records = f"training records of task={task} without their labels, which no client has"
+        yield f"{chosen.public} {records}, for {uses}: nothing is promised to the people in them"
     if chosen.statistics is not None:
         yield (
             "the features' statistics, of records that lie elsewhere: nothing is promised to those "

@@ -116,7 +116,6 @@ def test_texts_bring_their_encoder_to_a_model_of_numbers_unless_one_is_written(
     privacy: str,
 ) -> None:
     task = ["task=movies", f"privacy={privacy}"]
-    assert "features" in brought(*task)
     assert compose_settings([*with_recipe(task)]).features.name == "words"
     for written in ("features=none", "features.width=9", "model=gru"):
         assert "features" not in brought(*task, written)

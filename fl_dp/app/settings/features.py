@@ -89,7 +89,7 @@ class EncoderSettings(FeaturesSettings):
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
 class WordsSettings(EncoderSettings):
-    """Counts of a text's words and pairs of words, hashed to coordinates; no vocabulary, no data.
+    """Counts of a text's words at hashed coordinates: no vocabulary, no training, no data.
 
     Attributes:
         width: Number of coordinates.

@@ -1,11 +1,20 @@
 """Data sets: where they come from, their form, their split over clients. No torch."""
 
-from .data_source import DATASETS, EMBEDDED, OWN_DATA, DataSource, form_of, load_dataset
+from .data_source import (
+    BRING_PUBLIC,
+    DATASETS,
+    EMBEDDED,
+    OWN_DATA,
+    DataSource,
+    form_of,
+    load_dataset,
+)
 from .dataset import Dataset
 from .forms import DataFormat, Form
 from .partitions import PARTITIONS, client_indices, partition
 
 __all__ = [
+    "BRING_PUBLIC",
     "DATASETS",
     "EMBEDDED",
     "OWN_DATA",

@@ -35,6 +35,9 @@ EMBEDDED = {"digits": Form((1, 8, 8), 10), "breast_cancer": Form((30,), 2)}
 PUBLIC_FORMS = EMBEDDED | {name: source.form for name, source in SOURCES.items()}
 """Forms of the public data sets."""
 
+BRING_PUBLIC = ("movies",)
+"""Sets with public records of their own (`Dataset.public_x`), besides the training part."""
+
 DATASETS = (*PUBLIC_FORMS, *OWN_DATA)
 
 # The module with `load_NAME`, unless it is called NAME.
@@ -67,7 +70,7 @@ class DataSource:
         validation: Measure on a fixed fifth of the training part, which is not trained on, instead
             of the test part.
         public: Number of training records that are public: they move to `Dataset.public_x`,
-            without labels.
+            without labels. Of `BRING_PUBLIC`, how many of the public records are used.
         clients: Natural clients to use, by names or patterns (`*`, `?`); `!` leaves one out:
             `['!hamlet: *']`. None: all.
     """

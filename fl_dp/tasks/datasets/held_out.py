@@ -95,12 +95,20 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
     """A set in which `count` training records are public, without their labels.
 
     They leave the training part, so no client can have one. The draw is independent of labels and
-    clients, and the same in every run.
+    clients, and the same in every run. Of a set that brings public records, they are the first of
+    these instead.
 
     Raises:
-        ValueError: If no training record would be left, or a person could have public and private
-            ones.
+        ValueError: If no training record would be left, the set brings fewer, or a person could
+            have public and private ones.
     """
+    if dataset.public_x is not None:
+        if count > len(dataset.public_x):
+            raise ValueError(
+                f"{dataset.name} brings {len(dataset.public_x)} public records: write at most that "
+                f"as features.public, got {count}"
+            )
+        return replace(dataset, public_x=dataset.public_x[:count])
     if dataset.train_persons is not None:
         raise ValueError(
             f"features.public={count} would make some rows of a person public: leave it out, or "

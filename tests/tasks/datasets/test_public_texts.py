@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fl_dp.tasks.datasets import sources
+from fl_dp.tasks.datasets.held_out import with_public_part
 from fl_dp.tasks.datasets.near_copies import near_copies
 from fl_dp.tasks.datasets.public_texts import load_movies, load_spam, mail_of
 from fl_dp.tasks.datasets.texts import padded, texts_of
@@ -108,6 +109,12 @@ def test_movies_have_classes_by_rating_and_other_sentences_in_public(
     read |= dict(zip(texts_of(movies.test_x), movies.test_y, strict=True))
     assert read == {f"film {number}": int(number % 3 == 0) for number in range(15)}
     assert movies.public_x is not None and texts_of(movies.public_x) == files[1:]
+    # Its own records are used as public ones, and the training part stays whole.
+    chosen = with_public_part(movies, 2)
+    assert chosen.public_x is not None and texts_of(chosen.public_x) == files[1:3]
+    assert chosen.train_y is movies.train_y
+    with pytest.raises(ValueError, match="brings 3 public records: write at most that"):
+        with_public_part(movies, 4)
 
 
 def test_a_text_is_cut_at_a_whole_character_and_comes_back_from_any_number() -> None:
