@@ -34,8 +34,8 @@ def cautions(settings: Settings) -> list[str]:
         if settings.statistic.query is None and not settings.dp_sgd.enabled:
             instead = "; privacy=distributed_records protects each record, for which few will do"
         lines.append(
-            f"{clients} clients are few: noise drowns the signal; from {_FEW_CLIENTS} clients on, a "
-            f"small epsilon costs less accuracy{instead}"
+            f"{clients} clients are few: noise drowns the signal; from {_FEW_CLIENTS} clients on, "
+            f"a small epsilon costs less accuracy{instead}"
         )
     if is_large_delta(delta):
         chosen = ""

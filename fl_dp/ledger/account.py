@@ -390,8 +390,8 @@ class AccountState:
             return "nothing was spent in it, so you may delete its ledger and start anew"
         if not self.left_of_delta:
             return (
-                "begin another ledger (on the command line privacy.account=NAME), and add its total "
-                "to this one's"
+                "begin another ledger (on the command line privacy.account=NAME), and add its "
+                "total to this one's"
             )
         return "give a smaller delta, or none, for half of what is left"
 
