@@ -43,6 +43,7 @@ FOLDERS = frozenset(
         "resume",
         "task.data_dir",
         "features.file",
+        "features.folder",
         "features.statistics",
         "model.initial",
         "dp_sgd.ledger_dir",

@@ -23,6 +23,7 @@ from .settings.features import (
     EncoderSettings,
     PatchesSettings,
     ScatteringSettings,
+    SentencesSettings,
     WordsSettings,
 )
 
@@ -145,10 +146,10 @@ def what_was_public(
 
 def _public_encoder(chosen: EncoderSettings, task: str) -> Iterator[str]:
     """Yield an encoder's public inputs, in words."""
-    file = chosen.file if isinstance(chosen, CheckpointSettings) else None
-    of_file = f" of {Path(file).name}" if file else ""
-    trained_on = ": nothing is promised to the data that it was trained on" if file else ""
-    yield f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}{trained_on}"
+    weights = chosen.weights
+    of_weights = f" of {Path(weights).name}" if weights else ""
+    trained_on = ": nothing is promised to the data that it was trained on" if weights else ""
+    yield f"the encoder features={chosen.name}{of_weights}, SHA-256 {chosen.digest}{trained_on}"
     if chosen.public:
         uses = "the features' mean"
         if isinstance(chosen, PatchesSettings):
@@ -183,11 +184,14 @@ def encoder_digest(chosen: EncoderSettings, dataset: Dataset | None) -> str:
         ValueError: It differs from `features.digest`.
     """
     from fl_dp.tasks.features.encoded import digest_of_records
+    from fl_dp.tasks.features.sentences import encoder_files
 
     made_of: dict[str, Any] = asdict(chosen) | {"version": _VERSION}
     del made_of["digest"]
     if isinstance(chosen, CheckpointSettings):
         made_of["source"] = _source_digest(chosen.module or "")
+    if isinstance(chosen, SentencesSettings):
+        made_of["folder"] = [sha256_of(file) for file in encoder_files(chosen.folder)]
     for key in ("file", "statistics"):
         if (file := made_of.get(key)) is not None:
             made_of[key] = digest_named(f"features.{key}", file)
@@ -240,9 +244,11 @@ def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
         Patches,
         PublicStatistics,
         Scattering,
+        Sentences,
         Words,
         encoder_module,
     )
+    from fl_dp.tasks.features.sentences import encoder_files
 
     if not chosen.public:
         encoder_digest(chosen, None)  # before anything of another one is imported
@@ -254,6 +260,8 @@ def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
         body = Patches(
             input_shape, side=chosen.side, count=chosen.count, scattering=chosen.scattering
         )
+    elif isinstance(chosen, SentencesSettings):
+        body = Sentences(*encoder_files(chosen.folder))
     elif isinstance(chosen, WordsSettings):
         body = Words(chosen.width)
     else:

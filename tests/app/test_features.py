@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from app_trainings import trained_in_process
 from safetensors.torch import load_file
+from small_sentences import write_encoder
 
-from fl_dp.app import settings_encoder
+from fl_dp.app import settings_encoder, workload
 from fl_dp.app.cells import digest_of
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.planning import declared_records, make_plan, make_record_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
-from fl_dp.app.settings.features import CheckpointSettings
+from fl_dp.app.settings.features import CheckpointSettings, SentencesSettings
 from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, training_rows, with_digests
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.datasets.texts import padded
+from fl_dp.tasks.features import Encoder, Sentences
+from fl_dp.tasks.features.sentences import FILES, encoder_files
 
 SCATTERING = (
     "features=scattering",
@@ -199,6 +203,51 @@ def test_another_source_is_another_encoder_and_is_compared_before_it_is_imported
     assert settings_encoder.encoder_digest(chosen, None) != first
 
 
+def test_texts_are_encoded_by_a_folder_and_each_of_its_files_makes_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = replace(
+        load_dataset("digits"),
+        train_x=padded(["a good film", "a bad film", "good"], 20),
+        train_y=np.array([1, 0, 1]),
+        test_x=padded(["dull"], 20),
+        test_y=np.array([0]),
+        num_classes=2,
+        vocabulary_size=256,
+    )
+    monkeypatch.setattr(workload, "load_dataset", lambda *_, **__: texts)
+    folder = tmp_path / "tiny"
+    write_encoder(folder)
+    (folder / "README.md").write_text("A model of nobody.", encoding="utf-8")
+    chosen = ["features=sentences", f"features.folder={folder}"]
+    settings = with_digests(compose_settings(chosen))
+    assert form_of_run(settings).input_shape == (16,)
+    vectors = dataset_of(settings).features(slice(None))
+    expected = Encoder(Sentences(*encoder_files(str(folder))))(texts.train_x)
+    np.testing.assert_array_equal(vectors, expected)
+    digest = settings.features.digest
+    [public] = settings_encoder.what_was_public(settings) or ()
+    assert public == (
+        f"the encoder features=sentences of tiny, SHA-256 {digest}: nothing is promised to the "
+        "data that it was trained on"
+    )
+
+    def digest_now(folder: Path) -> str:
+        settings_encoder.encoder_digest.cache_clear()
+        chosen = compose_settings(["features=sentences", f"features.folder={folder}"]).features
+        assert isinstance(chosen, SentencesSettings)
+        return settings_encoder.encoder_digest(chosen, None)
+
+    (folder / "README.md").unlink()
+    assert digest_now(folder.rename(tmp_path / "moved")) == digest
+    for name in FILES:
+        file = tmp_path / "moved" / name
+        before = file.read_bytes()
+        file.write_bytes(before + b" ")
+        assert digest_now(file.parent) != digest
+        file.write_bytes(before)
+
+
 @pytest.mark.parametrize("module", ["nonesuch", "json.tool.numpy"])
 def test_a_module_that_is_missing_is_named(tmp_path: Path, module: str) -> None:
     file = tmp_path / "weights.safetensors"
@@ -232,7 +281,10 @@ def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["features.public=3"], "is a key of features=scattering, patches, checkpoint or words"),
+        (
+            ["features.public=3"],
+            "is a key of features=scattering, patches, checkpoint, words or sentences",
+        ),
         (["features=scattering", "features.project=3"], "needs public records"),
         (
             ["features=scattering", "features.public=9", "features.shrink=3"],
@@ -243,6 +295,7 @@ def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
             "is in place of features.public",
         ),
         (["features=checkpoint", "features.file=a.safetensors"], "as in features.file=/srv/a.s"),
+        (["features=sentences", "features.folder=minilm"], "as in features.folder=/srv/minilm"),
     ],
 )
 def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
@@ -261,6 +314,10 @@ def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
         (
             ["features=checkpoint", "features.file=/no/such", "features.module=torch.nn:Flatten"],
             r"features\.file=/no/such can't be read here \(No such file.*: write",
+        ),
+        (
+            ["features=sentences", "features.folder=/no/such"],
+            r"features\.folder=/no/such has no config\.json and no model\.safetensors and no tok",
         ),
     ],
 )
@@ -284,8 +341,6 @@ def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(
 def test_an_encoder_of_other_records_is_refused(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int | None, features: str, said: str
 ) -> None:
-    from fl_dp.app import workload
-
     tokens = replace(
         load_dataset("digits"),
         train_x=np.zeros((9, 5), np.uint8),

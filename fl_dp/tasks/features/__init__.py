@@ -5,6 +5,15 @@ from .own_encoder import encoder_module
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
+from .sentences import Sentences
 from .words import Words
 
-__all__ = ["Encoder", "Patches", "PublicStatistics", "Scattering", "Words", "encoder_module"]
+__all__ = [
+    "Encoder",
+    "Patches",
+    "PublicStatistics",
+    "Scattering",
+    "Sentences",
+    "Words",
+    "encoder_module",
+]

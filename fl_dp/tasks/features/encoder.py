@@ -32,8 +32,9 @@ from .encoding_progress import logged
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
+from .sentences import Sentences
 
-_ON_CPU, _ON_GPU = 16, 512  # records at a time; on a CPU more would leave its cache
+_FEW, _MANY = 16, 512  # records at a time; on a CPU more would leave its cache
 
 
 class Encoder:
@@ -129,7 +130,8 @@ class Encoder:
         keep them. Our own networks use one thread per batch, as several threads wait for each
         other on small arrays; other networks compute one batch at a time.
         """
-        is_parallel = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
+        ours = isinstance(self._body, Scattering | Patches | Sentences)
+        is_parallel = ours and self._device.type == "cpu"
         before = torch.get_num_threads()
         count, threads_each = (usable_processors(), 1) if is_parallel else (1, before)
 
@@ -160,7 +162,8 @@ class Encoder:
         Kernels round by the number of rows. So every batch is filled up to one size, and a vector
         does not depend on the number of records.
         """
-        size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
+        makes_batches = isinstance(self._body, Sentences)
+        size = _MANY if makes_batches or self._device.type != "cpu" else _FEW
         for start in range(0, max(len(records), 1), size):
             chunk = records[start : start + size]
             filled = np.zeros((size, *records.shape[1:]), np.float32)
