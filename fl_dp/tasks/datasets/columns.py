@@ -4,9 +4,10 @@
     >>> age.coordinates(["75", "-999"]).tolist()
     [[0.5, 0.0], [0.0, 1.0]]
 
-A number's range becomes [-1, 1], a category a coordinate of its own, and so does what is missing:
-no column is longer than 1. A row is divided by the root of the number of columns, so its norm is at
-most 1. All facts are public, so one client's inputs do not depend on another's rows.
+A number's range becomes [-1, 1], a category a coordinate of its own, and so does what is missing; a
+text's words are counted (`word_counts`). No column is longer than 1. A row is divided by the root
+of the number of columns, so its norm is at most 1. All facts are public, so one client's inputs do
+not depend on another's rows.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.forms import DataFormat, plain_label
+from fl_dp.tasks.datasets.word_counts import word_counts
 
 PLAIN_KINDS = ("number", "integer", "truth")
 """Kinds of a column that can be used as it is: any number, a whole one, 0 or 1."""
 
-KINDS = (*PLAIN_KINDS, "category")
-"""Kinds of a column; a category is one of a list of texts."""
+KINDS = (*PLAIN_KINDS, "category", "words")
+"""Kinds of a column; a category is one of a list of texts, words are any text."""
+
+_FACT = {"category": "categories", "words": None}
+"""What a kind must have; `range` where it is not here."""
+
+_WORDS = 1024  # coordinates of a text
 
 ANYTHING_ELSE = "*"
 """Among the missing: whatever is no value of the column."""
@@ -68,16 +75,16 @@ class Column:
             raise ValueError(f"kind must be {', '.join(KINDS)}, got {self.kind!r}")
         if self.kind == "truth" and self.range is None:
             object.__setattr__(self, "range", (0.0, 1.0))
-        is_category = self.kind == "category"
-        fact, other = ("categories", "range") if is_category else ("range", "categories")
-        if getattr(self, fact) is None:
-            verb = "are" if is_category else "is"
+        fact = _FACT.get(self.kind, "range")
+        if fact is not None and getattr(self, fact) is None:
+            verb = "are" if fact == "categories" else "is"
             raise ValueError(
                 f"its {fact} {verb} blank: write what is publicly known, or buy it by a charged "
                 "statistic (`fl-dp stats`)"
             )
-        if getattr(self, other) is not None:
-            raise ValueError(f"a {self.kind} has {fact}, and no {other}")
+        for other in {"categories", "range"} - {fact}:
+            if getattr(self, other) is not None:
+                raise ValueError(f"kind {self.kind} has no {other}: leave it out")
         if self.range is not None:
             low, high = self.range
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -101,7 +108,8 @@ class Column:
     @property
     def width(self) -> int:
         """Numbers that encode a cell."""
-        return len(self.categories or (None,)) + (self.missing is not None)
+        values = _WORDS if self.kind == "words" else len(self.categories or (None,))
+        return values + (self.missing is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,6 +123,13 @@ class Column:
         numbers = map(parsed_number, self.missing or ())
         return [number for number in numbers if math.isfinite(number)]
 
+    def _is_empty(self, cell: str) -> bool:
+        """Whether a cell says that there is no value."""
+        plain = plain_label(cell)
+        is_listed = plain in map(plain_label, self.missing or ())
+        is_sentinel = parsed_number(cell) in self._sentinels
+        return is_listed or is_sentinel or plain.lower() in ("", *MISSING_TEXTS)
+
     def coordinates(self, cells: Sequence[str | None]) -> NDArray[np.float64]:
         """Encode cells, `(k, width)`, rows of norm at most 1; NaN where one is not of the column.
 
@@ -124,14 +139,9 @@ class Column:
         if self.missing is None:
             return values
         table = np.hstack([values, np.zeros((len(cells), 1))])
-        listed = {plain_label(text) for text in self.missing}
         for index in np.flatnonzero(np.isnan(values).any(axis=1)).tolist():
             cell = cells[index]
-            if cell is None:
-                continue
-            plain = plain_label(cell)
-            is_listed = plain in listed or parsed_number(cell) in self._sentinels
-            if is_listed or plain.lower() in ("", *MISSING_TEXTS) or ANYTHING_ELSE in self.missing:
+            if cell is not None and (ANYTHING_ELSE in self.missing or self._is_empty(cell)):
                 table[index] = 0.0
                 table[index, -1] = 1.0
         return table
@@ -160,7 +170,13 @@ class Column:
             one_hot = np.vstack([np.eye(len(index)), np.full((1, len(index)), np.nan)])
             chosen: NDArray[np.float64] = one_hot[np.array(codes, dtype=np.int64)]
             return chosen
-        assert self.range is not None  # every kind but a category has one
+        if self.kind == "words":
+            texts = ["" if cell is None or self._is_empty(cell) else cell for cell in cells]
+            counts = word_counts(texts, _WORDS).astype(np.float64)
+            counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
+            counts[[not text for text in texts]] = np.nan
+            return counts
+        assert self.range is not None
         low, high = self.range
         numbers = np.array([parsed_number(cell) for cell in cells], dtype=np.float64)
         fits = np.isfinite(numbers) & ~np.isin(numbers, self._sentinels)
@@ -259,6 +275,8 @@ def coordinate_names(names: Sequence[str], columns: Sequence[Column]) -> tuple[s
     coordinates: list[str] = []
     for name, column in zip(names, columns, strict=True):
         values = [f"{name}={category}" for category in column.categories or ()]
+        if column.kind == "words":
+            values = [f"{name}, words {number}" for number in range(_WORDS)]
         coordinates += values or [name]
         if column.missing is not None:
             coordinates.append(f"{name} is missing")

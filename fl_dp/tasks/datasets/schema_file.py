@@ -59,6 +59,7 @@ classes:                  # all labels, in order; or label_range: [low, high] of
 # client_column: clinic   # for task.partition=natural
 # person_column: patient
 columns:
+  # Free text is {kind: words}, in place of a category: its words are counted.
   # missing: [-999, NA] of a column are cells without a value; [] are empty ones alone, ['*'] are
   # all that is no value. Without it each row needs one. A number outside its range counts as the
   # nearer end: so does -999, where missing does not list it.

@@ -60,15 +60,31 @@ def test_every_row_is_in_the_unit_ball_and_depends_on_no_other() -> None:
     assert len(coordinate_names(["age", "job", "dose", "smokes"], columns)) == 9
 
 
+def test_any_text_is_counted_and_one_that_is_none_is_missing() -> None:
+    note = Column(kind="words", missing=("unknown",))
+    cells = ["Pain, pain in the knee", "", "unknown", "n/a", "knee, pain the in pain"]
+    x = note.coordinates([*cells, None])
+    assert x.shape == (6, note.width) == (6, 1025)
+    assert len(coordinate_names(["note"], [note])) == 1025
+    np.testing.assert_allclose(np.linalg.norm(x[:5], axis=1), 1.0)
+    assert x[:5, -1].tolist() == [0, 1, 1, 1, 0]
+    np.testing.assert_array_equal(x[0], x[4])  # words, not their order
+    assert np.isnan(x[5, :-1]).all()
+    without = Column(kind="words").coordinates(cells)
+    np.testing.assert_array_equal(without[0], x[0, :-1])
+    assert np.isnan(without[1:4]).all(axis=1).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
         ({"kind": "integer"}, "its range is blank: write what is publicly known"),
         ({"kind": "category"}, "its categories are blank"),
-        ({"kind": "text"}, "kind must be number, integer, truth, category, got 'text'"),
+        ({"kind": "text"}, "kind must be number, integer, truth, category, words, got 'text'"),
         ({"kind": "number", "range": (1.0, 1.0)}, "range must be two numbers that rise"),
         ({"kind": "category", "categories": ("1", "1.0")}, "categories must be two or more, each"),
-        ({"kind": "number", "range": (0.0, 1.0), "categories": ("a", "b")}, "and no categories"),
+        ({"kind": "number", "range": (0.0, 1.0), "categories": ("a", "b")}, "has no categories"),
+        ({"kind": "words", "range": (0.0, 1.0)}, "kind words has no range: leave it out"),
     ],
 )
 def test_facts_that_are_blank_or_contradict_each_other_are_refused(
