@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from small_sentences import write_encoder
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.clients.owner.node_config import NodeConfig
-from fl_dp.tasks.features import Encoder
+from fl_dp.tasks.features import Encoder, PublicStatistics
 from fl_dp.tasks.features.own_encoder import encoder_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +35,15 @@ def test_the_code_for_projects_of_one_s_own_runs(
         "Path": Path,
         "public_images": draw.random((620, 1, 28, 28), dtype=np.float32),
         "images": draw.random((20, 1, 28, 28), dtype=np.float32),
+        "public_texts": ["a good film", "dull"],
     }
-    [code] = PYTHON
-    exec(compile(code, "docs/features.md", "exec"), given)
+    write_encoder(tmp_path / "encoder")
+    for code, width in zip(PYTHON, (600, 16), strict=True):
+        code = code.replace("/srv", str(tmp_path))
+        exec(compile(code, "docs/features.md", "exec"), given)
+        statistics = PublicStatistics.read(tmp_path / "features.safetensors")
+        assert statistics.applied(torch.zeros(1, len(statistics.mean))).shape == (1, width)
     assert given["vectors"].shape == (20, 600)
-    assert (tmp_path / "features.safetensors").is_file()
 
 
 def test_the_encoders_that_the_page_names_are_python() -> None:

@@ -5,7 +5,7 @@ from .own_encoder import encoder_module
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
-from .sentences import Sentences
+from .sentences import Sentences, encoder_files
 from .words import Words
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "Scattering",
     "Sentences",
     "Words",
+    "encoder_files",
     "encoder_module",
 ]
