@@ -22,16 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.forms import DataFormat, plain_label
+from fl_dp.tasks.datasets.texts import padded
 from fl_dp.tasks.datasets.word_counts import word_counts
 
 PLAIN_KINDS = ("number", "integer", "truth")
 """Kinds of a column that can be used as it is: any number, a whole one, 0 or 1."""
 
-KINDS = (*PLAIN_KINDS, "category", "words")
-"""Kinds of a column; a category is one of a list of texts, words are any text."""
+KINDS = (*PLAIN_KINDS, "category", "words", "text")
+"""Kinds of a column; a category is one of a list of texts, words are any text's, counted.
 
-_FACT = {"category": "categories", "words": None}
+A text is carried as it is (`texts.padded`), for `features`: it is the only column of its table.
+"""
+
+_FACT = {"category": "categories", "words": None, "text": "length"}
 """What a kind must have; `range` where it is not here."""
+
+_OF_SOME_KINDS = ("range", "categories", "length")
 
 _WORDS = 1024  # coordinates of a text
 
@@ -58,12 +64,14 @@ class Column:
         categories: All texts of a category.
         missing: Cells without a value, besides empty ones; `*` is any other. None: every cell has
             a value.
+        length: Bytes of a text that are used, from its beginning.
     """
 
     kind: str
     range: tuple[float, float] | None = None
     categories: tuple[str, ...] | None = None
     missing: tuple[str, ...] | None = None
+    length: int | None = None
 
     def __post_init__(self) -> None:
         """Check the facts.
@@ -82,9 +90,12 @@ class Column:
                 f"its {fact} {verb} blank: write what is publicly known, or buy it by a charged "
                 "statistic (`fl-dp stats`)"
             )
-        for other in {"categories", "range"} - {fact}:
-            if getattr(self, other) is not None:
+        others = [*_OF_SOME_KINDS, *(["missing"] if self.kind == "text" else [])]
+        for other in others:
+            if other != fact and getattr(self, other) is not None:
                 raise ValueError(f"kind {self.kind} has no {other}: leave it out")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length must be at least 1, got {self.length}")
         if self.range is not None:
             low, high = self.range
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -108,6 +119,8 @@ class Column:
     @property
     def width(self) -> int:
         """Numbers that encode a cell."""
+        if self.length is not None:
+            return self.length
         values = _WORDS if self.kind == "words" else len(self.categories or (None,))
         return values + (self.missing is not None)
 
@@ -170,6 +183,10 @@ class Column:
             one_hot = np.vstack([np.eye(len(index)), np.full((1, len(index)), np.nan)])
             chosen: NDArray[np.float64] = one_hot[np.array(codes, dtype=np.int64)]
             return chosen
+        if self.length is not None:
+            rows = padded([cell or "" for cell in cells], self.length).astype(np.float64)
+            rows[[cell is None for cell in cells]] = np.nan
+            return rows
         if self.kind == "words":
             texts = ["" if cell is None or self._is_empty(cell) else cell for cell in cells]
             counts = word_counts(texts, _WORDS).astype(np.float64)
@@ -236,7 +253,18 @@ def encoding_of(data_format: DataFormat) -> tuple[Column, ...] | None:
         return None
     if len(described) < len(types) or data_format.mean is not None:
         raise ValueError("ranges scale columns: describe all of them, and leave out mean and std")
-    return tuple(map(Column.of_text, types))
+    described_columns = tuple(map(Column.of_text, types))
+    if len(described_columns) > 1 and "text" in {column.kind for column in described_columns}:
+        raise ValueError(
+            "a column of kind text is a record of its own, for features=words: beside other "
+            "columns write kind: words"
+        )
+    return described_columns
+
+
+def are_texts(columns: Sequence[Column] | None) -> bool:
+    """Whether records are texts, each a row's only cell."""
+    return columns is not None and columns[0].kind == "text"
 
 
 def described_columns(data_format: DataFormat) -> dict[str, tuple[Column, slice]]:

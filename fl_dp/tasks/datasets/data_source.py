@@ -20,9 +20,9 @@ from typing import cast
 
 import numpy as np
 
-from fl_dp.tasks.datasets.columns import encoding_of, width
+from fl_dp.tasks.datasets.columns import are_texts, encoding_of, width
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat, Form
+from fl_dp.tasks.datasets.forms import BYTES, DataFormat, Form
 from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_validation_part
 from fl_dp.tasks.datasets.sources import SOURCES
 
@@ -132,7 +132,7 @@ def form_of(name: str, data_format: DataFormat | None) -> Form | None:
     if data_format.columns is not None:
         encoding = encoding_of(data_format)
         numbers = len(data_format.columns) if encoding is None else width(encoding)
-        return Form((numbers,), outputs)
+        return Form((numbers,), outputs, BYTES if are_texts(encoding) else None)
     return None
 
 

@@ -26,12 +26,13 @@ from fl_dp.tasks.datasets.columns import (
     MISSING_TEXTS,
     Cells,
     Column,
+    are_texts,
     coordinate_names,
     encoded_rows,
     encoding_of,
 )
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat, plain_label, plain_name
+from fl_dp.tasks.datasets.forms import BYTES, DataFormat, plain_label, plain_name
 from fl_dp.tasks.datasets.names import (
     few_labels,
     folded,
@@ -235,11 +236,23 @@ def _load(
         persons=None if persons is None else persons.codes,
         data_format=data_format,
     )
-    return replace(
+    named = replace(
         whole,
         column_names=columns,
         class_names=tuple(data_format.classes or ()),
         shares=data_format.shares or (),
+    )
+    return _of_texts(named) if are_texts(encoding) else named
+
+
+def _of_texts(dataset: Dataset) -> Dataset:
+    """A set whose numbers are bytes of texts."""
+    return replace(
+        dataset,
+        train_x=dataset.train_x.astype(np.uint8),
+        test_x=dataset.test_x.astype(np.uint8),
+        vocabulary_size=BYTES,
+        column_names=(),
     )
 
 
@@ -306,7 +319,8 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
         y = _in_range(read.x[:, -1], data_format)
     x[~fit], y[~fit] = 0, 0
     persons = None if person is None else _persons_of(read.texts[person])
-    return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file, persons=persons)
+    rows = dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file, persons=persons)
+    return _of_texts(rows) if are_texts(encoding) else rows
 
 
 def _persons_of(names: Sequence[str | None]) -> NDArray[np.int64]:

@@ -129,10 +129,12 @@ def _column(name: str, facts: Any) -> Column:
         raise ValueError(f"column '{name}' must have facts like {{kind: number, range: [0, 1]}}")
     values: dict[str, Any] = {}
     for key, value in facts.items():
-        if key != "kind" and key not in _FACTS:
-            raise ValueError(f"column '{name}': {_unknown(key, ('kind', *_FACTS))}")
+        if key not in ("kind", "length", *_FACTS):
+            raise ValueError(f"column '{name}': {_unknown(key, ('kind', *_FACTS, 'length'))}")
         if key == "kind":
             values[key] = value
+        elif key == "length" and value not in _BLANK:
+            [values[key]] = _list(f"column '{name}': {key}", [value], int)
         elif value not in _BLANK:  # a blank, of which the column speaks
             values[key] = _list(f"column '{name}': {key}", value, _FACTS[key])
     try:

@@ -80,7 +80,13 @@ def test_any_text_is_counted_and_one_that_is_none_is_missing() -> None:
     [
         ({"kind": "integer"}, "its range is blank: write what is publicly known"),
         ({"kind": "category"}, "its categories are blank"),
-        ({"kind": "text"}, "kind must be number, integer, truth, category, words, got 'text'"),
+        (
+            {"kind": "note"},
+            "kind must be number, integer, truth, category, words, text, got 'note'",
+        ),
+        ({"kind": "text"}, "its length is blank"),
+        ({"kind": "text", "length": 0}, "length must be at least 1, got 0"),
+        ({"kind": "text", "length": 9, "missing": ()}, "kind text has no missing: leave it out"),
         ({"kind": "number", "range": (1.0, 1.0)}, "range must be two numbers that rise"),
         ({"kind": "category", "categories": ("1", "1.0")}, "categories must be two or more, each"),
         ({"kind": "number", "range": (0.0, 1.0), "categories": ("a", "b")}, "has no categories"),
@@ -98,5 +104,8 @@ def test_columns_are_all_described_or_none_is() -> None:
     some = DataFormat(columns=("age", "dose"), types=(AGE.text, "number"))
     with pytest.raises(ValueError, match="describe all of them"):
         encoding_of(some)
+    text = Column(kind="text", length=9)
+    with pytest.raises(ValueError, match="beside other columns write kind: words"):
+        encoding_of(DataFormat(columns=("age", "note"), types=(AGE.text, text.text)))
     assert encoding_of(DataFormat(columns=("age",), types=("integer",))) is None
     assert encoding_of(DataFormat(columns=("age",), types=(AGE.text,))) == (AGE,)

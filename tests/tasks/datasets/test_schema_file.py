@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from fl_dp.tasks.datasets import DataFormat, DataSource, data_source, form_of, load_dataset
+from fl_dp.tasks.datasets import DataFormat, DataSource, Form, data_source, form_of, load_dataset
 from fl_dp.tasks.datasets.own_tables import kinds_of
 from fl_dp.tasks.datasets.schema_file import draft, read_schema
+from fl_dp.tasks.datasets.texts import texts_of
 
 SCHEMA = """\
 label_column: outcome
@@ -86,6 +87,22 @@ def test_a_cell_that_the_schema_does_not_describe_is_refused_or_its_row_is_empty
     assert dataset.train_fit is not None
     assert dataset.train_fit.tolist() == [True, False, True]
     assert not dataset.train_x[1].any()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_text_alone_is_carried_as_its_bytes(tmp_path: Path, alone: bool) -> None:
+    schema = "label_column: good\nclasses: ['no', 'yes']\ncolumns: {note: {kind: text, length: 6}}"
+    (tmp_path / "schema.yaml").write_text(schema)
+    (tmp_path / "train.csv").write_text('note,good\n"so, so good",yes\n,no\nbad,no\n')
+    (tmp_path / "test.csv").write_text("note,good\nNA,no\n")
+    data_format = read_schema(tmp_path / "schema.yaml")
+    if alone:
+        data_format = replace(data_format, splits=("train",), leave_out_unfit=True)
+    dataset = load_dataset(DataSource("csv", data_dir=str(tmp_path), data_format=data_format))
+    assert texts_of(dataset.train_x) == ["so, so", "", "bad"]
+    assert texts_of(dataset.test_x) == ([] if alone else ["NA"])
+    assert dataset.form == form_of("csv", data_format) == Form((6,), 2, 256)
+    assert dataset.column_names == ()
 
 
 def test_a_draft_has_names_and_kinds_alone_and_trains_nothing(folder: Path) -> None:
