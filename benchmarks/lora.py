@@ -36,7 +36,7 @@ from fl_dp.clients import DPSGD, WithFullMask
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import load_dataset
-from fl_dp.tasks.datasets.texts import texts_of
+from fl_dp.tasks.datasets.text_bytes import texts_of
 from fl_dp.tasks.features.sentences import Sentences, encoder_files
 from fl_dp.tasks.training import evaluate
 

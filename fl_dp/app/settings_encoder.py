@@ -241,11 +241,11 @@ def _source_digest(factory: str) -> str | None:
 def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
     from fl_dp.tasks.features import (
         Encoder,
+        HashedWords,
         Patches,
         PublicStatistics,
         Scattering,
         Sentences,
-        Words,
         encoder_module,
     )
     from fl_dp.tasks.features.sentences import encoder_files
@@ -263,7 +263,7 @@ def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
     elif isinstance(chosen, SentencesSettings):
         body = Sentences(*encoder_files(chosen.folder))
     elif isinstance(chosen, WordsSettings):
-        body = Words(chosen.width)
+        body = HashedWords(chosen.width)
     else:
         body = Scattering(input_shape)
     group_norm = chosen.group_norm if isinstance(chosen, ScatteringSettings) else None

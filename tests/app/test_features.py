@@ -21,7 +21,7 @@ from fl_dp.app.settings.features import CheckpointSettings, SentencesSettings
 from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, training_rows, with_digests
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
-from fl_dp.tasks.datasets.texts import padded
+from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.features import Encoder, Sentences
 from fl_dp.tasks.features.sentences import FILES, encoder_files
 

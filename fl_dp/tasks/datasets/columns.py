@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.forms import DataFormat, plain_label
-from fl_dp.tasks.datasets.texts import padded
+from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.datasets.word_counts import word_counts
 
 PLAIN_KINDS = ("number", "integer", "truth")
@@ -31,7 +31,7 @@ PLAIN_KINDS = ("number", "integer", "truth")
 KINDS = (*PLAIN_KINDS, "category", "words", "text")
 """Kinds of a column; a category is one of a list of texts, words are any text's, counted.
 
-A text is carried as it is (`texts.padded`), for `features`: it is the only column of its table.
+A text is carried as it is (`text_bytes.padded`), for `features`: it is its table's only column.
 """
 
 _FACT = {"category": "categories", "words": None, "text": "length"}

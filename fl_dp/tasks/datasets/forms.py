@@ -162,7 +162,7 @@ class Form(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What records are: `numbers`, `texts`, whose tokens are bytes (`texts`), or `tokens`."""
+        """What records are: `numbers`, `tokens`, or `texts`, whose tokens are bytes."""
         if self.vocabulary_size is None:
             return "numbers"
         return "texts" if self.vocabulary_size == BYTES else "tokens"

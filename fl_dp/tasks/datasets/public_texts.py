@@ -1,4 +1,4 @@
-"""Public texts, each record a text as `texts.padded` carries it; `features=words` encodes it.
+"""Public texts, each record a text as `text_bytes.padded` carries it; `features=words` encodes it.
 
 Spam: mails of SpamAssassin's public corpus of 2002 and 2003; is one unwanted? Movies (Hutto and
 Gilbert 2014): sentences of film reviews; did twenty readers find one rather good? Their sentences
@@ -22,7 +22,7 @@ from fl_dp.tasks.datasets.held_out import of_training_rows, with_test_part
 from fl_dp.tasks.datasets.names import numbered
 from fl_dp.tasks.datasets.near_copies import near_copies
 from fl_dp.tasks.datasets.sources import SOURCES
-from fl_dp.tasks.datasets.texts import padded, texts_of
+from fl_dp.tasks.datasets.text_bytes import padded, texts_of
 
 _MAIL = re.compile(r"package/data/[^/]+/[^/]+\.txt")
 _GOES_ON = re.compile(r"\n[ \t]+")  # a header of several lines

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_dp.tasks.datasets.texts import texts_of
+from fl_dp.tasks.datasets.text_bytes import texts_of
 from fl_dp.tasks.models.weights import read_weights, set_weights
 
 FILES = "config.json", "model.safetensors", "tokenizer.json"

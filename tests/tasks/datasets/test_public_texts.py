@@ -15,7 +15,7 @@ from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.held_out import with_public_part
 from fl_dp.tasks.datasets.near_copies import near_copies
 from fl_dp.tasks.datasets.public_texts import load_movies, load_spam, mail_of
-from fl_dp.tasks.datasets.texts import padded, texts_of
+from fl_dp.tasks.datasets.text_bytes import padded, texts_of
 
 LIST_MAIL = b"""From zzzz Thu Aug 22 2002
 To: "Friends" <Talk@Example.org>

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from fl_dp.tasks.datasets import DataFormat, DataSource, Form, data_source, form_of, load_dataset
 from fl_dp.tasks.datasets.own_tables import kinds_of
 from fl_dp.tasks.datasets.schema_file import draft, read_schema
-from fl_dp.tasks.datasets.texts import texts_of
+from fl_dp.tasks.datasets.text_bytes import texts_of
 
 SCHEMA = """\
 label_column: outcome

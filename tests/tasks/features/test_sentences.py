@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from small_sentences import WORDS, write_encoder
 from torch.nn import functional
 
-from fl_dp.tasks.datasets.texts import padded
+from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.features import Encoder, Sentences
 from fl_dp.tasks.features.sentences import encoder_files
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fl_dp.tasks.datasets.texts import texts_of
+from fl_dp.tasks.datasets.text_bytes import texts_of
 from fl_dp.tasks.datasets.word_counts import word_counts
 
 
-class Words(nn.Module):
+class HashedWords(nn.Module):
     """Hashed counts of words, text by text (`word_counts`)."""
 
     def __init__(self, width: int) -> None:

@@ -7,9 +7,9 @@ import zlib
 
 import numpy as np
 
-from fl_dp.tasks.datasets.texts import padded
+from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.datasets.word_counts import word_counts
-from fl_dp.tasks.features import Encoder, Words
+from fl_dp.tasks.features import Encoder, HashedWords
 
 WIDTH = 101
 
@@ -24,7 +24,7 @@ def test_words_and_signs_are_counted_by_the_logarithm() -> None:
 
 
 def test_a_text_is_a_vector_of_norm_one_whatever_else_is_encoded() -> None:
-    encoder = Encoder(Words(WIDTH))
+    encoder = Encoder(HashedWords(WIDTH))
     texts = padded(["good", "bad film!", "", "good"], 40)
     vectors = encoder(texts)
     assert [round(float(norm), 6) for norm in (vectors**2).sum(axis=1)] == [1, 1, 0, 1]
