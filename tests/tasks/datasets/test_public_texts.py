@@ -83,7 +83,8 @@ def test_spam_trains_on_no_copy_of_a_test_mail(
     ("text", "is_copy"),
     [
         ("Please, buy our GREEN tea at 9 pence today!", True),
-        ("please buy our green tea at home as we all do now", False),  # two runs of seven
+        ("please buy our green tea at pence tomorrow", True),  # three runs of four
+        ("please buy our green tea at home now", False),  # two of four
         ("please buy our", False),
         ("", False),
     ],
