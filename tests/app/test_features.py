@@ -76,6 +76,12 @@ def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
     assert public.endswith("directions: nothing is promised to the people in them")
 
 
+def test_public_records_that_come_with_a_set_are_told_from_training_records() -> None:
+    settings = compose_settings(["task=movies", "features=words", "features.public=10"])
+    _, said = settings_encoder.what_was_public(settings) or ()
+    assert said.startswith("10 public records that come with task=movies, for the features' mean")
+
+
 def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
     settings = compose_settings(
         ["features=checkpoint", "features.file=/srv/vit.safetensors", "features.module=mine:ViT"]
