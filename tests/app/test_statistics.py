@@ -117,6 +117,7 @@ columns:
   age: {kind: integer, range: [0, 100], missing: [-999]}
   sex: {kind: category, categories: [f, m], missing: ['*']}
   weight: {kind: number, range: , missing: []}
+  note: {kind: words}
 """
 
 
@@ -124,9 +125,9 @@ columns:
 def hospitals(tmp_path: Path) -> list[str]:
     """Settings of a table of six clinics, with gaps and a schema that has a blank."""
     cells = ["20,f,well", "-999,m,ill", "60,,well", "40,unknown,well"]
-    lines = [f"{clinic},{cell},70" for clinic in range(CLIENTS) for cell in cells]
+    lines = [f"{clinic},{cell},70,calm" for clinic in range(CLIENTS) for cell in cells]
     for split in ("train", "test"):
-        text = "\n".join(["clinic,age,sex,outcome,weight", *lines]) + "\n"
+        text = "\n".join(["clinic,age,sex,outcome,weight,note", *lines]) + "\n"
         (tmp_path / f"{split}.csv").write_text(text)
     (tmp_path / "schema.yaml").write_text(DRAFT)
     return ["task=csv", f"task.data_dir={tmp_path}", "task.partition=natural"]
@@ -159,6 +160,7 @@ def test_columns_of_a_schema_are_asked_by_name_with_their_gaps_beside_blanks(
     [
         (["histogram", "records.weight"], "'weight', or its facts are blank: write public"),
         (["mean", "records.sex"], "records.sex is a category"),
+        (["histogram", "records.note"], "records.note is free text"),
         (["top", "records.age"], "categories of a schema"),
         (["histogram", "missing"], "statistic.query=mean"),
         (["mean", "records.sex", "task=digits"], "a schema describes, and none describes"),

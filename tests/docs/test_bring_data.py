@@ -17,6 +17,7 @@ import sklearn.datasets
 
 from fl_dp.tasks.datasets import Dataset, DataSource, load_dataset
 from fl_dp.tasks.datasets.schema_file import read_schema
+from fl_dp.tasks.datasets.text_bytes import texts_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/bring_data.md"
 
@@ -32,13 +33,15 @@ def run(heading: str) -> None:
     exec(compile(code, str(PAGE), "exec"), {})
 
 
-def table_of(heading: str) -> Dataset:
-    """Return the table that the recipe wrote, read by the page's schema, without a test part."""
+def table_of(heading: str, *, task: str = "csv") -> Dataset:
+    """Return the table that the recipe wrote, read by the page's schema."""
     (schema,) = blocks_of(heading, "yaml")
     Path("data/schema.yaml").write_text(schema, encoding="utf-8")
-    data_format = replace(read_schema(Path("data/schema.yaml")), test_fraction=0.25)
+    data_format = read_schema(Path("data/schema.yaml"))
+    if not Path(f"data/test.{task}").exists():
+        data_format = replace(data_format, test_fraction=0.25)
     return load_dataset(
-        DataSource("csv", data_dir=str(Path("data").resolve()), data_format=data_format)
+        DataSource(task, data_dir=str(Path("data").resolve()), data_format=data_format)
     )
 
 
@@ -107,23 +110,15 @@ def test_arrays_of_pictures_become_folders_of_silos() -> None:
     assert any((first == picture[0]).all() for picture in pictures.train_x)
 
 
-def test_mails_become_hashed_words_in_the_unit_ball(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mails_become_a_table_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     mails = SimpleNamespace(
-        data=["the shuttle flies", "a goal in the last minute"],
+        data=["the shuttle\nflies", "a goal in the last minute"],
         target=[0, 1],
         target_names=["sci.space", "rec.sport.hockey"],
     )
     monkeypatch.setattr(sklearn.datasets, "fetch_20newsgroups", lambda **_: mails)
     run("20 newsgroups")
-    assert {file.name for file in Path("data").iterdir()} == {"train.parquet", "test.parquet"}
-    schema = "label_column: label\nclasses: [rec.sport.hockey, sci.space]\n"
-    Path("schema.yaml").write_text(schema)
-    source = DataSource(
-        "parquet",
-        data_dir=str(Path("data").resolve()),
-        data_format=read_schema(Path("schema.yaml")),
-    )
-    rows = load_dataset(source)
-    assert rows.train_x.shape == (2, 1024)
-    np.testing.assert_allclose(np.linalg.norm(rows.train_x, axis=1), 1.0, rtol=1e-6)
-    assert list(rows.train_y) == [1, 0]
+    table = table_of("20 newsgroups", task="parquet")
+    assert (table.num_classes, table.input_shape) == (20, (2000,))
+    assert texts_of(table.train_x) == mails.data
+    assert [table.class_names[label] for label in table.train_y] == mails.target_names

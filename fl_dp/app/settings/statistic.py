@@ -163,7 +163,13 @@ def _asked_values(
             f"candidates for it, or one of {listed([*columns])}",
             option="values",
         )
-    return columns[name][0], 1
+    column, _ = columns[name]
+    if column.range is None and column.categories is None:
+        raise OptionError(
+            f"{values} is free text, of which nothing is counted: ask about a number or a category",
+            option="values",
+        )
+    return column, 1
 
 
 def columns_that_may_lack(task: TaskOption) -> tuple[str, ...]:
