@@ -387,9 +387,7 @@ def test_thirty_gates_serve_at_once_and_each_owner_reads_what_was_wrong_at_his(
             for site in sites:
                 site.terminate()
             for site in sites:
-                while site.is_alive():  # one of them missed its first signal, twice
-                    site.terminate()
-                    site.join(1.0)
+                site.join()
     assert json.loads(told.read_text()) == [["model"] * len(folders)] * 2
     for number, folder in enumerate(folders):
         log = (folder / "log").read_text()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,20 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
         assert [post("get-run", b"") for _ in range(3)] == [b"answer"] * 3
     with pytest.raises(NotReached):
         post("get-run", b"")
+
+
+def test_a_signal_to_end_is_not_lost_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised while Python finalizes a response is lost without a word."""
+
+    def interrupted(response: HTTPResponse) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HTTPResponse, "close", interrupted)
+    with served(lambda handler, path, body: (200, b"answer")) as address:
+        post = SignedPost(address, NodeKey(), None)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(2):
+                post("get-run", b"")
 
 
 def certificate(folder: Path, *, ends: float = 1.0) -> tuple[Path, ssl.SSLContext]:
