@@ -118,7 +118,8 @@ def http_answer(
             ends = float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
         response = connection.getresponse()
         content = response.read()
-        response.close()  # its finalizer would, in which the word to end this process is lost
+        # Its finalizer would do so, and lose a signal's word to end this process.
+        response.close()
     except ssl.SSLCertVerificationError as error:
         connection.close()
         raise LinkLost(_words_of(error)) from error
