@@ -22,6 +22,7 @@ from typing import Any
 from chromium import chromium
 from PIL import Image
 
+from fl_dp.viewer.dashboard.languages import languages
 from fl_dp.viewer.report import write_report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +42,9 @@ SCREENS = (
 
 _PORT = 18788
 _WIDTH = 1180
-_COLOURS = 96  # enough for pages, and a third of the bytes
+_COLOURS = 128  # enough for pages, and a third of the bytes
+_ELSEWHERE = """folder => document.querySelectorAll("pre, code").forEach(
+    block => { block.textContent = block.textContent.replace(folder, "/home/you/runs") })"""
 _SECONDS = 120.0
 
 
@@ -70,17 +73,19 @@ def _dashboard_screens(browser: Any, address: str, token: str, run: str) -> None
         _log_in(page, address, token)
         _shoot(page, "dashboard_runs", height=760)
         page.goto(f"{address}/start")
-        page.get_by_label("Rounds", exact=True).fill("50")
-        page.get_by_label("Privacy budget epsilon", exact=True).fill("4")
-        page.get_by_role("button", name="Compute the price").click()
-        page.get_by_text("would spend epsilon").wait_for()
-        _shoot(page, "dashboard_start", height=900)
+        words = languages()["en"]  # a script's own would grow old
+        page.get_by_label(words.label("rounds"), exact=True).fill("50")
+        page.get_by_label(words.label("privacy.epsilon"), exact=True).fill("4")
+        page.get_by_role("button", name=words("start.ask_price")).click()
+        page.get_by_text(words("start.epsilon")).wait_for()
+        page.evaluate(_ELSEWHERE, str(RUNS))
+        _shoot(page, "dashboard_start", height=960)
     for scheme, end in (("light", ""), ("dark", "_dark")):
         with _page(browser, scheme) as page:
             _log_in(page, address, token)
             page.goto(f"{address}/run/{run}")
             page.locator("[data-chart=accuracy] canvas").wait_for()
-            _shoot(page, f"dashboard_run{end}", height=1010)
+            _shoot(page, f"dashboard_run{end}", height=1170)
 
 
 def _log_in(page: Any, address: str, token: str) -> None:
