@@ -38,6 +38,7 @@ BUILDINGS = {
 
 _WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
 _HEAD, _LINE = 0.5, 0.18  # height of a room's name with its margins, and of a line of words
+_ABREAST = 4  # rooms, of which more would be narrower than their names
 _LEFT = 0.55  # of the rooms; a building's name stands beside them
 _CORE, _OTHER, _GROUND = "#e8f1ea", "#ffffff", "#eef1f4"
 
@@ -75,8 +76,8 @@ def _room(module: str, *, is_core: bool) -> Room:
     # The room's own name is drawn above: "Mechanisms: clipping, ..." loses its first word.
     _, _, rest = first.partition(": ")
     sentence = rest if rest and len(rest) > len(first) / 2 else first
-    plain = sentence.replace("`", "")
-    return Room(name=name, sentence=plain[:1].upper() + plain[1:], is_core=is_core)
+    capital = sentence[:1].upper() + sentence[1:]  # of words: a command begins with its quote
+    return Room(name=name, sentence=capital.replace("`", ""), is_core=is_core)
 
 
 def draw() -> Figure:
@@ -108,7 +109,7 @@ def draw() -> Figure:
 
 
 def _buildings() -> dict[str, list[list[Room]]]:
-    """Return the floors of each building, the highest first."""
+    """Return the floors of each building, the highest first; a long one in several rows."""
     found: dict[str, list[list[Room]]] = {}
     names = {room: name for name, room in BUILDINGS.items()}
     for row in floors():
@@ -116,7 +117,7 @@ def _buildings() -> dict[str, list[list[Room]]]:
             if room.name in names:
                 found[names[room.name]] = []
         [*_, building] = found.values()
-        building.append(row)
+        building += [row[first : first + _ABREAST] for first in range(0, len(row), _ABREAST)]
     return found
 
 
