@@ -24,6 +24,7 @@ PALE = "#5b6770"
 _LEAST_ROOM = 0.02  # between ends of curves: closer ones are the same but for the seed
 _LEAST_AXIS = 0.1  # of an axis of accuracies: two of 500 test rows must not look decisive
 _LEGEND_COLUMNS = 5
+_ABREAST = 3  # panels in a row: more can't be read on a page
 _NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one position, and from that position
 
 
@@ -42,6 +43,19 @@ def new_picture(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(rows, len(widths), width_ratios=list(widths), squeeze=False)
     return figure, list(panels.ravel())
+
+
+def equal_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]] | None:
+    """An empty picture of `count` panels of one size, in inches; None without matplotlib."""
+    columns = min(count, _ABREAST)
+    rows = math.ceil(count / columns)
+    picture = new_picture([1.0] * columns, size=(size[0] * columns, size[1] * rows), rows=rows)
+    if picture is None:
+        return None
+    figure, panels = picture
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, panels[:count]
 
 
 def in_lines(text: str, width: int = 52) -> str:

@@ -14,6 +14,7 @@ from fl_dp.app.pictures import (
     PALE,
     dashes,
     ends_apart,
+    equal_panels,
     in_lines,
     new_picture,
     nudge,
@@ -27,7 +28,6 @@ from fl_dp.terminal.results import Point, Result, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 _FAR_APART = 8.0  # values further apart than that squash each other on a linear axis
@@ -51,7 +51,7 @@ def plot_curves(
     spending = [variant for variant, members in runs.items() if _guarantee(members[0]) is not None]
     promises = grouped(spending, lambda variant: str(_terms(runs[variant][0])))
     count = 1 + len(promises)
-    picture = _equal_panels(count, (_PANEL if count > 2 else 9.0 / count, 3.4))
+    picture = equal_panels(count, (_PANEL if count > 2 else 9.0 / count, 3.4))
     if picture is None:
         return False
     figure, panels = picture
@@ -88,19 +88,6 @@ def plot_curves(
         axes.locator_params(axis="x", integer=True)
     save_picture(figure, target)
     return True
-
-
-def _equal_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]] | None:
-    """A picture of `count` panels of one size, in inches; None without matplotlib."""
-    columns = min(count, _ABREAST)
-    rows = math.ceil(count / columns)
-    picture = new_picture([1.0] * columns, size=(size[0] * columns, size[1] * rows), rows=rows)
-    if picture is None:
-        return None
-    figure, panels = picture
-    for panel in panels[count:]:
-        panel.remove()
-    return figure, panels[:count]
 
 
 def _guarantee(lines: Sequence[Mapping[str, Any]]) -> Guarantee | None:
@@ -154,7 +141,6 @@ _COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
 _BESIDE = 0.15  # of the distance of two rows
 _SCORES = ("accuracy", "balanced_accuracy", "auc", "f1", "r2")
 _PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
-_ABREAST = 3  # panels in a row: more can't be read on a page
 
 
 def plot_against_axis(
@@ -176,7 +162,7 @@ def plot_against_axis(
     """
     groups = _by_promise(results) if of_epsilon else {"": list(results)}
     count = len(groups) * len(panels)
-    picture = _equal_panels(count, (_LONE_PANEL if count == 1 else _PANEL, _HEIGHT))
+    picture = equal_panels(count, (_LONE_PANEL if count == 1 else _PANEL, _HEIGHT))
     if picture is None:
         return False
     figure, axes = picture

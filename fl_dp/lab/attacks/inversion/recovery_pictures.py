@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.app.pictures import COLOURS, PALE, in_lines, new_picture, nudge, save_picture
+from fl_dp.app.pictures import (
+    COLOURS,
+    PALE,
+    equal_panels,
+    in_lines,
+    new_picture,
+    nudge,
+    save_picture,
+)
 from fl_dp.app.settings.recovery import THREATS, WITH_NOISE
 from fl_dp.guarantee import grouped
 
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.container import ErrorbarContainer
 
-_PANEL, _COLUMNS = 4.2, 3  # inches; panels in a row
+_PANEL = 4.2  # inches
 _EXACT = 50.0  # decibels: no eye sees a difference above
 _BASELINES = (
     ("mean_image", "guess: the mean image", "--"),
@@ -46,17 +54,10 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     noisy = [summary for summary in in_noise if summary.threat in WITH_NOISE]
     raw = [summary for summary in in_noise if summary.threat == "raw"]
     promises = grouped(noisy, lambda summary: summary.guarantee.terms)
-    count = 1 + len(promises)
-    columns = min(count, _COLUMNS)
-    rows = math.ceil(count / columns)
-    size = _PANEL * columns, _PANEL * rows
-    picture = new_picture([1.0] * columns, size=size, rows=rows) if noisy else None
+    picture = equal_panels(1 + len(promises), (_PANEL, _PANEL)) if noisy else None
     if picture is None:
         return False
-    figure, panels = picture
-    for unused in panels[count:]:
-        unused.remove()
-    by_noise, *by_epsilon = panels[:count]
+    figure, (by_noise, *by_epsilon) = picture
     _draw_recovery(by_noise, noisy, raw, "noise_multiplier")
     by_noise.set(xlabel="noise multiplier", title=title)
     epsilons = [summary.epsilon for summary in noisy]
