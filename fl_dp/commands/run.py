@@ -178,6 +178,9 @@ def conclude(runs: Sequence[Result], jobs: Jobs, console: Console) -> None:
     lines.append(f"Privacy statement, to read: {first.statement_page}")
     lines += [*totals_of(jobs), *accounts_in_words(jobs)]
     lines += shown
-    lines.append(f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets")
+    further = f"your settings with -m {budget}=2,4,8 compare budgets"
+    if settings.has_account:  # a comparison would be charged to the same people
+        further = f"fl-dp budgets {jobs.path.parent} lists what all runs on these data may spend"
+    lines.append(f"Next: {next_step}{further}")
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)

@@ -66,6 +66,8 @@ def test_runs_on_one_s_own_data_add_up_without_a_key(tmp_path: Path, people: lis
         result = call("run", *people, f"run_name={name}", f"privacy.epsilon={epsilon}")
         assert result.exit_code == 0, result.stderr
     assert "patients.account.db, a new one" not in said_on_stderr(result)
+    assert f"fl-dp budgets {tmp_path / 'runs'} lists" in result.stdout
+    assert "compare budgets" not in result.stdout  # each further run is charged to them
     account = accounts_in(tmp_path / "runs")["patients.account.db"]
     assert entries_of(account) == {"a": 2.0, "b": 3.0}
     totals = {total["unit"]: total["epsilon"] for total in account["totals"]}
