@@ -76,11 +76,13 @@ class Offer:
         kind: Of its frame: whether one SuperNode alone gets it.
         parts: As the SuperNode gets it.
         bounds: Bounds of the reply.
+        may_go_out: Whether the next desk may get it.
     """
 
     def __init__(self, asked: Message, content: RecordDict, *, once: bool) -> None:
         """Offer a message with another content; see `Site.offer`."""
         self.kind = FrameKind.OFFER_ONCE if once else FrameKind.OFFER
+        self.may_go_out = True
         self.parts: Parts = handed_to_app(asked, content, bare=once)
         self.bounds = bounds_of_reply(self.parts.tree.object_id, self.parts.contents)
 
@@ -145,7 +147,7 @@ class SiteAtSocket:
             self._offer, self._reply = offer, None
             self._arrived, self._signal = arrived, signal
             self._most = Bounds(*map(max, self._most, offer.bounds))
-            self._send(offer.kind, self._number, offer.pieces())
+            self._send_offer(offer)
 
     @property
     def has_reply(self) -> bool:
@@ -180,6 +182,11 @@ class SiteAtSocket:
             os.close(self._signal)  # the other end sees it
             self._signal = None
 
+    def _send_offer(self, offer: Offer) -> None:
+        self._send(offer.kind, self._number, offer.pieces())
+        # At a gate's start its first message may come before its desk does.
+        offer.may_go_out = offer.kind is FrameKind.OFFER or self._out is None
+
     def _send(self, kind: FrameKind, number: int, pieces: Iterable[bytes] = ()) -> None:
         """Have a frame written, if there is a desk; the caller holds the lock."""
         if self._out is None:
@@ -199,8 +206,8 @@ class SiteAtSocket:
                 self._send(FrameKind.NODE, self._node_id)
                 for run_id, run in self._runs.items():
                     self._send(FrameKind.RUN, run_id, run)
-                if self._offer is not None and self._offer.kind is FrameKind.OFFER:
-                    self._send(FrameKind.OFFER, self._number, self._offer.pieces())
+                if self._offer is not None and self._offer.may_go_out:
+                    self._send_offer(self._offer)
             threading.Thread(target=_write, args=(connection, out), daemon=True).start()
             try:
                 while True:

@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from gated_site import NODE, RUN, Server, adding
 from owned_clock import OwnedClock
+from waiting import until
 
 from fl_dp import clock
 from fl_dp.gate import gate_site as site_module
@@ -178,6 +179,23 @@ def test_a_message_that_one_supernode_may_have_is_not_sent_to_a_second_desk(
     owned.let_this_process_hang()
     assert isinstance(asked.end(), TimeoutError)
     assert after.next().kind is FrameKind.OVER
+
+
+def test_a_message_that_came_before_any_desk_goes_to_the_first_one_alone(
+    here: SiteAtSocket, tmp_path: Path
+) -> None:
+    asked = Asked(here, once=True)
+    until(lambda: here._offer is not None)
+    desks = [PlayedDesk(tmp_path / "gate.sock")]
+    assert desks[0].next().kind is FrameKind.NODE
+    offer = desks[0].next()
+    assert offer.kind is FrameKind.OFFER_ONCE
+    desks[0].channel.close()
+    desks.append(PlayedDesk(tmp_path / "gate.sock"))
+    assert desks[1].next().kind is FrameKind.NODE
+    desks[1].say(FrameKind.REPLY, offer.number, reply_to(offer))
+    assert asked.end().has_content()
+    assert desks[1].next().kind is FrameKind.OVER
 
 
 def test_a_reply_to_another_message_is_dropped(here: SiteAtSocket, desk: PlayedDesk) -> None:
