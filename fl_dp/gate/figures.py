@@ -18,17 +18,10 @@ from fl_dp.ledger.node import Account
 from .policy import GatePolicy, GatePromise
 from .superlink_signs import Signs
 
-_MEANINGS = {
-    "answers": "Trainings and evaluations that were answered.",
-    "refusals": "Messages that were answered by an error.",
-    "superlink_seen": "Last answer of the SuperLink, Unix time.",
-    "epsilon_left": (
-        "Epsilon that one more run of Gaussian noise may cost, at the cap's delta, for one record "
-        "or client as the policy promises, by the neighbours and against whom that run names."
-    ),
-    "certificate_ends": "End of the SuperLink's certificate, Unix time.",
-    "clock_ahead": "Seconds by which this machine's clock is ahead of the SuperLink's.",
-}
+_LEFT = (
+    "Epsilon that one more run of Gaussian noise may cost, at the cap's delta, for one record or "
+    "client as the policy promises, by the neighbours and against whom that run names."
+)
 _MINUTE = 60.0  # seconds for which a budget is shown: the whole ledger is read for it
 
 
@@ -69,17 +62,18 @@ class FiguresOfNode:
     def __call__(self) -> Iterator[Figure]:
         """Yield what is known now."""
         figures, signs = self._figures, self._figures.signs or Signs()
-        values = {
-            "answers": figures.answers,
-            "refusals": figures.refusals,
-            "superlink_seen": figures.seen,
-            "epsilon_left": self.left(),
-            "certificate_ends": signs.certificate_ends,
-            "clock_ahead": signs.clock_ahead,
-        }
-        for name, value in values.items():
+        ends = "End of the SuperLink's certificate, Unix time."
+        ahead = "Seconds by which this machine's clock is ahead of the SuperLink's."
+        for name, meaning, value in (
+            ("answers", "Trainings and evaluations that were answered.", figures.answers),
+            ("refusals", "Messages that were answered by an error.", figures.refusals),
+            ("superlink_seen", "Last answer of the SuperLink, Unix time.", figures.seen),
+            ("epsilon_left", _LEFT, self.left()),
+            ("certificate_ends", ends, signs.certificate_ends),
+            ("clock_ahead", ahead, signs.clock_ahead),
+        ):
             if value is not None:
-                yield Figure(f"fl_dp_node_{name}", _MEANINGS[name], value)
+                yield Figure(f"fl_dp_node_{name}", meaning, value)
 
     def left(self) -> float | None:
         """Epsilon that is left, at most a minute old; None: there is no cap, or no such ledger."""

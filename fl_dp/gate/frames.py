@@ -65,22 +65,29 @@ def read_frame(take: Callable[[int], bytes], *, most_bytes: int, most_pieces: in
     """Read a frame.
 
     Args:
-        take: Returns exactly so many bytes.
+        take: Returns so many bytes, or fewer at their end.
         most_bytes: Bound on the pieces together.
         most_pieces: Bound on how many they are.
 
     Raises:
         FrameError: It is no frame, or beyond a bound.
-        EOFError: `take` found no more.
+        EOFError: It is cut off.
     """
-    kind, number, count = _HEAD.unpack(take(_HEAD.size))
+
+    def whole(size: int) -> bytes:
+        content = take(size)
+        if len(content) < size:
+            raise EOFError("it is cut off")
+        return content
+
+    kind, number, count = _HEAD.unpack(whole(_HEAD.size))
     if kind not in FrameKind.__members__.values() or count > most_pieces:
         raise FrameError(f"a frame of kind {kind} and {count:,} pieces")
     pieces, left = [], most_bytes
     for _ in range(count):
-        (length,) = _LENGTH.unpack(take(_LENGTH.size))
+        (length,) = _LENGTH.unpack(whole(_LENGTH.size))
         left -= length
         if left < 0:
             raise FrameError(f"a frame of more than {most_bytes:,} bytes")
-        pieces.append(take(length))
+        pieces.append(whole(length))
     return Frame(FrameKind(kind), number, pieces)

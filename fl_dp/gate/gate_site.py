@@ -162,20 +162,15 @@ class SiteAtSocket:
         try:
             in_time = clock.readable(self._arrived, until - clock.now())
         finally:
-            reply = self._close_offer()
+            with self._lock:
+                reply, self._offer = self._reply, None
+                self._end_wait()
+                self._send(FrameKind.OVER, self._number)
             os.close(self._arrived)
         if not in_time or reply is None:
             self._abandon()
             raise TimeoutError(LATE)
         return offer.reply(reply)
-
-    def _close_offer(self) -> list[bytes] | None:
-        """End the present offer, and return the reply to it, if any."""
-        with self._lock:
-            self._offer = None
-            self._end_wait()
-            self._send(FrameKind.OVER, self._number)
-            return self._reply
 
     def _end_wait(self) -> None:
         if self._signal is not None:

@@ -17,7 +17,7 @@ from .flower_wire import (
     message_in,
     shell_of,
 )
-from .frames import Frame, FrameKind, read_frame, written
+from .frames import FrameKind, read_frame, written
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -60,7 +60,10 @@ class Keeper:
     def get(self) -> KeptMessage | None:
         """The message; None: there is none that can be read."""
         try:
-            times, shell, tree, *contents = self._read().pieces
+            with self._file.open("rb") as stream:
+                size = self._file.stat().st_size
+                frame = read_frame(stream.read, most_bytes=size, most_pieces=size)
+            times, shell, tree, *contents = frame.pieces
             parts = Parts(
                 shell_of(message_in(shell)), ObjectTree.FromString(tree), contents_by_id(contents)
             )
@@ -71,18 +74,6 @@ class Keeper:
             logger.exception("%s is no message, and is removed", self._file)
             self.remove()
             return None
-
-    def _read(self) -> Frame:
-        with self._file.open("rb") as stream:
-
-            def take(size: int) -> bytes:
-                content = stream.read(size)
-                if len(content) < size:
-                    raise EOFError("it is cut off")
-                return content
-
-            size = self._file.stat().st_size
-            return read_frame(take, most_bytes=size, most_pieces=size)
 
     def remove(self) -> None:
         """Remove the message, which was answered."""

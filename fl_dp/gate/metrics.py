@@ -111,18 +111,13 @@ def noised_evaluation(policy: GatePolicy, app: ClientAppCallable) -> ClientAppCa
     return handle
 
 
-def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
-    """Refuse an evaluation in a secure sum that the owner does not allow.
+def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None:
+    """Refuse an evaluation in a secure sum that the owner does not allow, by its configuration.
 
     Raises:
         PolicyRefusal: It asks for anything but the owner's numbers in their ranges.
         ValueError: It asks for nothing, or can't be read.
     """
-    require_allowed_query(_config_of(message), policy)
-
-
-def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None:
-    """Refuse a query that the owner does not allow. See `require_allowed_evaluation`."""
     query = _query_in(config)
     ranges = zip(query.names, query.lows, query.highs, strict=True)
     asked = [ScalarMetric(name=name, low=low, high=high) for name, low, high in ranges]
@@ -137,7 +132,7 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
     """
 
     def handle(message: Message, context: Context) -> Message:
-        query = _query_in(_config_of(message))
+        query = _query_in(config_of_sum(message))
         contribution = np.zeros(query.dimension)
         with Contained("the app's evaluation failed, and this site adds zero to the sum"):
             numbers = numbers_in(app(message, context), [_EXAMPLES, *query.names])
@@ -148,7 +143,8 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
     return handle
 
 
-def _config_of(message: Message) -> Mapping[str, Any]:
+def config_of_sum(message: Message) -> Mapping[str, Any]:
+    """The configuration of an evaluation in a secure sum, besides the sum's terms."""
     configs = without_terms(message.content).config_records
     if not configs:
         return {}

@@ -51,11 +51,11 @@ from fl_dp.user_code import Contained
 
 from .judged_run import JudgedRun
 from .metrics import (
+    config_of_sum,
     noised,
     noised_evaluation,
     numbers_in,
     require_allowed,
-    require_allowed_evaluation,
     require_allowed_query,
     summed_evaluation,
 )
@@ -271,7 +271,7 @@ class DistributedWay(Way):
     def _own_evaluation(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        require_allowed_evaluation(message, self._policy)
+        require_allowed_query(config_of_sum(message), self._policy)
         return call_next(message, context)
 
     def queries(self) -> dict[str, ClientAppCallable]:
@@ -294,9 +294,8 @@ class ClipWay(Way):
         """Clip the update in a train reply, and add no noise.
 
         Privacy: one reply moves the model by at most the norm, in any dtype and whatever the data
-        are. The server
-        alone decides how much noise covers that: the site promises no epsilon, and its ledger says
-        so.
+        are. The server alone decides how much noise covers that: the site promises no epsilon, and
+        its ledger says so.
         """
         norm = self._policy.clipping_norm
         instruction = instruction_of(message)
