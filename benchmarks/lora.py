@@ -37,7 +37,7 @@ from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import load_dataset
 from fl_dp.tasks.datasets.text_bytes import texts_of
-from fl_dp.tasks.features.sentences import Sentences, encoder_files
+from fl_dp.tasks.features.sentence_encoder import Sentences, encoder_files
 from fl_dp.tasks.training import evaluate
 
 DELTA, NORM, RANK = 1e-5, 1.0, 8
@@ -141,8 +141,8 @@ def main() -> None:
     parser.add_argument("--task", default="movies")
     parser.add_argument("--folder", help="of the encoder; by default its package's")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0, 8.0, math.inf])
-    parser.add_argument("--silos", type=int, nargs="+", choices=MORE_NOISE, default=[1, 10])
-    parser.add_argument("--arms", nargs="+", choices=STEP_SIZE, default=[*STEP_SIZE])
+    parser.add_argument("--silos", type=int, nargs="+", choices=[*MORE_NOISE], default=[1, 10])
+    parser.add_argument("--arms", nargs="+", choices=[*STEP_SIZE], default=[*STEP_SIZE])
     parser.add_argument("--step-size", type=float, help="by default the arm's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--records", type=int, help="the first so many; by default all")

@@ -184,7 +184,7 @@ def encoder_digest(chosen: EncoderSettings, dataset: Dataset | None) -> str:
         ValueError: It differs from `features.digest`.
     """
     from fl_dp.tasks.features.encoded import digest_of_records
-    from fl_dp.tasks.features.sentences import encoder_files
+    from fl_dp.tasks.features.sentence_encoder import encoder_files
 
     made_of: dict[str, Any] = asdict(chosen) | {"version": _VERSION}
     del made_of["digest"]
@@ -248,7 +248,7 @@ def _unfitted(chosen: EncoderSettings, input_shape: tuple[int, ...]) -> Encoder:
         Sentences,
         encoder_module,
     )
-    from fl_dp.tasks.features.sentences import encoder_files
+    from fl_dp.tasks.features.sentence_encoder import encoder_files
 
     if not chosen.public:
         encoder_digest(chosen, None)  # before anything of another one is imported

@@ -23,7 +23,7 @@ from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
 from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.features import Encoder, Sentences
-from fl_dp.tasks.features.sentences import FILES, encoder_files
+from fl_dp.tasks.features.sentence_encoder import FILES, encoder_files
 
 SCATTERING = (
     "features=scattering",

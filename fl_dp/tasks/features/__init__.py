@@ -6,7 +6,7 @@ from .own_encoder import encoder_module
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
-from .sentences import Sentences, encoder_files
+from .sentence_encoder import Sentences, encoder_files
 
 __all__ = [
     "Encoder",

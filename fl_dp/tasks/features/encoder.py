@@ -32,7 +32,7 @@ from .encoding_progress import logged
 from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
-from .sentences import Sentences
+from .sentence_encoder import Sentences
 
 _FEW, _MANY = 16, 512  # records at a time; on a CPU more would leave its cache
 

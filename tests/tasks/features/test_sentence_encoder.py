@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fl_dp.tasks.datasets.text_bytes import padded
 from fl_dp.tasks.features import Encoder, Sentences
-from fl_dp.tasks.features.sentences import encoder_files
+from fl_dp.tasks.features.sentence_encoder import encoder_files
 
 TEXTS = ["good film", "a very very long and dull film", "bad", "a long film and good and good", "a"]
 
