@@ -1,7 +1,7 @@
 """LoRA on a sentence encoder under DP-SGD, beside a linear head on the same encoder, frozen.
 
     python benchmarks/lora.py                                # the whole grid, hours on two cores
-    python benchmarks/lora.py --epsilons 8 --silos 1 --records 2000 --seeds 0
+    python benchmarks/lora.py --epsilons 8 --silos 1 --seeds 0 --records 2000 --steps 10
 
 Each record of `movies` is protected, at delta 1e-5. Both arms read the same first tokens, and take
 the same steps: a Poisson sample, clipped gradients of single records, noise, Adam. Adapters of
@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -35,14 +36,13 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients import DPSGD, WithFullMask
 from fl_dp.clients.per_record.dp_sgd import train_with_dp_sgd
 from fl_dp.plan import RecordPlan
-from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.datasets import DataSource, load_dataset
 from fl_dp.tasks.datasets.text_bytes import texts_of
 from fl_dp.tasks.features.sentence_encoder import Sentences, encoder_files
 from fl_dp.tasks.training import evaluate
 
 DELTA, NORM, RANK = 1e-5, 1.0, 8
-RATE, STEPS = 0.1, 60  # six passes
-STEP_SIZE = {"lora": 3e-3, "head": 3e-2}  # Adam's
+STEP_SIZE = {"lora": 1e-2, "head": 1e-1}  # Adam's
 MORE_NOISE = {1: 1.0, 10: math.sqrt(10 / 8)}  # by the number of silos
 
 
@@ -64,37 +64,40 @@ class Classifier(nn.Module):
         return logits
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Part:
-    """Tokens `(n, length)`, vectors `(n, width)` of the frozen encoder and labels `(n,)`."""
+    """Tokens `(n, length)` and labels `(n,)`, and the encoder's files."""
 
+    files: list[Path]
     tokens: Tensor
-    vectors: Tensor
     labels: Tensor
 
     def inputs(self, arm: str) -> Tensor:
         """What an arm's model reads."""
-        return self.tokens if arm == "lora" else self.vectors
+        return self.tokens if arm == "lora" else self._vectors
+
+    @cached_property
+    def _vectors(self) -> Tensor:
+        """Vectors `(n, width)` of the frozen encoder."""
+        network = Sentences(*self.files).eval().requires_grad_(False)
+        return functional.normalize(torch.cat([*map(network.means, torch.split(self.tokens, 64))]))
 
 
-def parts_of(files: list[Path], *, task: str, records: int | None, length: int) -> dict[str, Part]:
+def parts_of(
+    files: list[Path], source: DataSource, *, records: int | None, length: int
+) -> dict[str, Part]:
     """The training and the test part of a task."""
     tokenizer = Tokenizer.from_file(str(files[2]))
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length)
-    network = Sentences(*files).eval()
-    data = load_dataset(task)
+    data = load_dataset(source)
     parts = {}
     for name, rows in (("train", slice(0, records)), ("test", slice(None))):
-        texts = texts_of(data.features(rows, name))
-        encoded = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts_of(data.features(rows, name)))
         tokens = torch.tensor([text.ids for text in encoded])
         tokens[torch.tensor([text.attention_mask for text in encoded]) == 0] = -1
-        with torch.inference_mode():
-            means = [network.means(row[row >= 0][None]) for row in tokens]
-        vectors = functional.normalize(torch.cat(means)).clone()
         labels = torch.from_numpy(data.labels(rows, name))
-        parts[name] = Part(tokens=tokens, vectors=vectors, labels=labels)
+        parts[name] = Part(files=files, tokens=tokens, labels=labels)
     return parts
 
 
@@ -120,12 +123,12 @@ def trained(model: nn.Module, part: Part, arm: str, plan: RecordPlan, step_size:
     train_with_dp_sgd(model, DataLoader(data), plan=plan, how=how)
 
 
-def plan_of(epsilon: float, silos: int) -> RecordPlan:
+def plan_of(epsilon: float, silos: int, *, rate: float, steps: int) -> RecordPlan:
     """The steps and their noise; of an infinite epsilon the same steps without noise."""
     plan = RecordPlan.calibrate(
         PrivacyBudget(epsilon=min(epsilon, 8.0), delta=DELTA),
-        sampling_rate=RATE,
-        steps=STEPS,
+        sampling_rate=rate,
+        steps=steps,
         participations=1,
         clipping_norm=NORM,
     )
@@ -139,17 +142,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", default="movies")
+    parser.add_argument("--data-dir", help="of the task; by default the user's cache")
     parser.add_argument("--folder", help="of the encoder; by default its package's")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0, 8.0, math.inf])
     parser.add_argument("--silos", type=int, nargs="+", choices=[*MORE_NOISE], default=[1, 10])
     parser.add_argument("--arms", nargs="+", choices=[*STEP_SIZE], default=[*STEP_SIZE])
     parser.add_argument("--step-size", type=float, help="by default the arm's")
+    parser.add_argument("--rate", type=float, default=0.2, help="of the records, in a step")
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--records", type=int, help="the first so many; by default all")
     parser.add_argument("--length", type=int, default=32, help="tokens of a text")
     asked = parser.parse_args()
     files = encoder_files(asked.folder)
-    parts = parts_of(files, task=asked.task, records=asked.records, length=asked.length)
+    source = DataSource(asked.task, data_dir=asked.data_dir)
+    parts = parts_of(files, source, records=asked.records, length=asked.length)
     train, test = parts["train"], parts["test"]
     grid = [*itertools.product(asked.seeds, asked.epsilons, asked.silos, asked.arms)]
     for number, (seed, epsilon, silos, arm) in enumerate(grid, start=1):
@@ -157,7 +164,8 @@ def main() -> None:
         model = model_of(arm, files, num_classes=2, seed=seed)
         began, load = time.perf_counter(), os.getloadavg()[0]
         step_size = asked.step_size or STEP_SIZE[arm]
-        trained(model, train, arm, plan_of(epsilon, silos), step_size)
+        plan = plan_of(epsilon, silos, rate=asked.rate, steps=asked.steps)
+        trained(model, train, arm, plan, step_size)
         minutes = (time.perf_counter() - began) / 60
         _, accuracy = evaluate(model, test.inputs(arm), test.labels)
         line = {
@@ -166,6 +174,8 @@ def main() -> None:
             "epsilon": epsilon,
             "seed": seed,
             "records": len(train.labels),
+            "rate": asked.rate,
+            "steps": asked.steps,
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "step_size": step_size,
             "accuracy": round(accuracy, 4),

@@ -75,7 +75,9 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     if tuned is not None:
         tuned += recipes.get(privacy, {}).get(table, {}).get(model, [])
     if privacy == _OF_RECORDS:
-        tuned = _of_records(recipes["records"].get(table, {}).get(model), written)
+        of_records = recipes["records"]
+        models = of_records.get(chosen["features"]) or of_records.get(table, {})
+        tuned = _of_records(models.get(model), written)
     brought = {_key(line): line for line in tuned or () if _group(line) not in written}
     # A group in which somebody chose a key is not mixed with what fits the promise.
     written_groups = {key.partition(".")[0] for key in written}

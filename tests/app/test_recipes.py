@@ -119,6 +119,12 @@ def test_texts_bring_their_encoder_to_a_model_of_numbers_unless_one_is_written(
     assert compose_settings([*with_recipe(task)]).features.name == "words"
     for written in ("features=none", "features.width=9", "model=gru"):
         assert "features" not in brought(*task, written)
+    rates = {
+        features: compose_settings([*with_recipe([*task, features])]).server_optimizer.learning_rate
+        for features in ("features=words", "features=sentences")
+    }
+    of_records = {"features=words": 5.0, "features=sentences": 2.0}
+    assert (rates == of_records) == (privacy == "distributed_records")
 
 
 SCHEMA = """
