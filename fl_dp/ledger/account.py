@@ -389,10 +389,7 @@ class AccountState:
         if not any(state.reserved for state in self.trainings.values()):
             return "nothing was spent in it, so you may delete its ledger and start anew"
         if not self.left_of_delta:
-            return (
-                "begin another ledger (on the command line privacy.account=NAME), and add its "
-                "total to this one's"
-            )
+            return "begin another account, in a ledger of its own, and add its total to this one's"
         return "give a smaller delta, or none, for half of what is left"
 
     def require_within_ceiling(self, name: str, event: PrivacyEvent) -> None:

@@ -22,6 +22,7 @@ HOOKS = ROOT / ".pre-commit-config.yaml"
 # What `make bench` leaves out, and why.
 NEEDS_MORE = {
     "gpu": "a GPU",
+    "lora": "the sentence encoder's package, and hours; it times nothing",
     "drift_correction": "an hour of Fashion-MNIST",
     "silos": "whole trainings of ten silos in many arms: hours",
     "opacus_reference": "MNIST, and an hour",
