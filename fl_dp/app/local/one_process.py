@@ -27,7 +27,7 @@ from fl_dp.app.settings import Settings
 from .cluster import own_address
 from .flower_runs import RunStatus
 from .launch import App, environment_of_children, require_torch
-from .processes import descendants, end_with, kill_all
+from .processes import delete_in_use, descendants, end_with, kill_all
 
 if TYPE_CHECKING:  # Flower is loaded where a training runs
     from flwr.serverapp import ServerApp
@@ -194,7 +194,7 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     request = json.loads(line)
-    end_with(sys.stdin.fileno(), lambda: shutil.rmtree(folder))
+    end_with(sys.stdin.fileno(), lambda: delete_in_use(folder))
     if request.get("cluster") is not None:
         _play_on_a_cluster(server, client_module, request)
         return

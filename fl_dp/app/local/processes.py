@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -54,6 +55,13 @@ def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
             continue
     process.wait()
     kill_all(started)
+
+
+def delete_in_use(folder: str) -> None:
+    """Delete a folder in which other threads of this process, which ends next, may still write."""
+    until = time.monotonic() + _PATIENCE
+    while os.path.lexists(folder) and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:

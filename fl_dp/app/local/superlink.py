@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import shutil
 import socket
 import stat
 import sys
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .processes import descendants, end_with, kill_all
+from .processes import delete_in_use, descendants, end_with, kill_all
 
 if TYPE_CHECKING:  # with Flower, which whoever starts a SuperLink can spare
     from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp
@@ -182,7 +181,7 @@ def _take_down() -> None:
     """Kill all processes, which would go on training and spending; delete the run's folder."""
     kill_all(descendants(os.getpid()))
     if folder := os.environ.get(FOLDER_VARIABLE):
-        shutil.rmtree(folder, ignore_errors=True)
+        delete_in_use(folder)
 
 
 if __name__ == "__main__":

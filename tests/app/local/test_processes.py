@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from fl_dp.app.local.processes import descendants, kill_all, stop_with_descendants
+import pytest
+
+from fl_dp.app.local.processes import (
+    delete_in_use,
+    descendants,
+    kill_all,
+    stop_with_descendants,
+)
 from fl_dp.files import held_alone
 
 HOLDS_A_LOCK = """
@@ -57,3 +65,22 @@ def test_a_process_that_is_gone_is_not_waited_for() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     kill_all([process.pid])
+
+
+def test_a_folder_goes_in_which_something_is_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a SuperLink that is still starting when whoever started it is killed."""
+    folder, late = tmp_path / "run", ["source", "state.db"]
+    folder.mkdir()
+    rmtree = shutil.rmtree
+
+    def deleted(path: str, ignore_errors: bool) -> None:
+        rmtree(path, ignore_errors=ignore_errors)
+        if late:
+            folder.mkdir()
+            (folder / late.pop()).touch()
+
+    monkeypatch.setattr(shutil, "rmtree", deleted)
+    delete_in_use(str(folder))
+    assert not folder.exists()
