@@ -78,8 +78,10 @@ def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
 
 def test_public_records_that_come_with_a_set_are_told_from_training_records() -> None:
     settings = compose_settings(["task=movies", "features=words", "features.public=10"])
-    _, said = settings_encoder.what_was_public(settings) or ()
-    assert said.startswith("10 public records that come with task=movies, for the features' mean")
+    _, records = settings_encoder.what_was_public(settings) or ()
+    assert records.startswith(
+        "10 public records that come with task=movies, for the features' mean"
+    )
 
 
 def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
@@ -336,7 +338,7 @@ def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "features", "said"),
+    ("vocabulary", "features", "refusal"),
     [
         (4, "scattering", "takes numbers, and the records are tokens: write features=none"),
         (4, "words", "takes texts, and the records are tokens: write features=none"),
@@ -345,7 +347,7 @@ def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(
     ],
 )
 def test_an_encoder_of_other_records_is_refused(
-    monkeypatch: pytest.MonkeyPatch, vocabulary: int | None, features: str, said: str
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int | None, features: str, refusal: str
 ) -> None:
     tokens = replace(
         load_dataset("digits"),
@@ -356,5 +358,5 @@ def test_an_encoder_of_other_records_is_refused(
         vocabulary_size=vocabulary,
     )
     monkeypatch.setattr(workload, "load_dataset", lambda *_, **__: tokens)
-    with pytest.raises(ValueError, match=f"features={features} {said}"):
+    with pytest.raises(ValueError, match=f"features={features} {refusal}"):
         form_of_run(compose_settings([f"features={features}"]))

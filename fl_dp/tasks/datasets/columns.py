@@ -268,7 +268,7 @@ def are_texts(columns: Sequence[Column] | None) -> bool:
 
 
 def described_columns(data_format: DataFormat) -> dict[str, tuple[Column, slice]]:
-    """Columns by name, each with its numbers' place in an encoded row; none if used as they are."""
+    """Columns by name, each with its coordinates of an encoded row; none if used as they are."""
     columns: dict[str, tuple[Column, slice]] = {}
     end = 0
     encoding = encoding_of(data_format) or ()
@@ -287,15 +287,15 @@ def cells_of_column(
         KeyError: The format describes no such column.
     """
     columns = described_columns(data_format)
-    column, place = columns[name]
-    return column.cells(rows[:, place] * math.sqrt(len(columns)))
+    column, coordinates = columns[name]
+    return column.cells(rows[:, coordinates] * math.sqrt(len(columns)))
 
 
 def missing_cells(rows: NDArray[Any], data_format: DataFormat) -> NDArray[np.float64]:
     """1 where encoded rows have no value, `(n, k)`, by the `k` columns that may lack one."""
     columns = described_columns(data_format).values()
-    ends = [place.stop - 1 for column, place in columns if column.missing is not None]
-    return (rows[:, ends] > 0.0).astype(np.float64)
+    last = [numbers.stop - 1 for column, numbers in columns if column.missing is not None]
+    return (rows[:, last] > 0.0).astype(np.float64)
 
 
 def coordinate_names(names: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:

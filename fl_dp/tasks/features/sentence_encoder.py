@@ -87,20 +87,20 @@ class Sentences(nn.Module):
             Float32 `(n, width)`; zeros for a text without tokens.
         """
         of_length: defaultdict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-        for row, text in enumerate(texts_of(records.cpu().numpy())):
+        for number, text in enumerate(texts_of(records.cpu().numpy())):
             if tokens := self._tokenizer.encode(text).ids if text else []:
                 length = min(-(-len(tokens) // _STEP) * _STEP, self._longest)
-                of_length[length].append((row, tokens))
+                of_length[length].append((number, tokens))
         vectors = records.new_zeros((len(records), self.body.config.hidden_size))
         size = _ON_CPU if records.device.type == "cpu" else _ON_GPU
         for length, texts in of_length.items():
             for start in range(0, len(texts), size):
                 batch = texts[start : start + size]
                 filled = torch.full((size, length), _NO_TOKEN)
-                for place, (_, tokens) in zip(filled, batch, strict=False):
-                    place[: len(tokens)] = torch.tensor(tokens)
+                for row, (_, tokens) in zip(filled, batch, strict=False):
+                    row[: len(tokens)] = torch.tensor(tokens)
                 means = self.means(filled.to(records.device))
-                vectors[[row for row, _ in batch]] = means[: len(batch)]
+                vectors[[number for number, _ in batch]] = means[: len(batch)]
         return vectors
 
     def means(self, tokens: Tensor) -> Tensor:
